@@ -1,0 +1,1 @@
+"""Omni-Flow: serve any-to-any multimodal models made of unlike parts."""

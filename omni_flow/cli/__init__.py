@@ -1,0 +1,1 @@
+"""The `omni-flow` command."""

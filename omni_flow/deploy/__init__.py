@@ -1,0 +1,1 @@
+"""Deployment: launchers, registry drivers, supervision."""
