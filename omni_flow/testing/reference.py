@@ -1,0 +1,473 @@
+"""The right answer: a sequential interpreter of a graph.
+
+No message, bucket, share or clock: every fact is computed on demand from the facts it depends on and remembered. It is
+written from the semantics alone and shares nothing with the compiler but the neutral form, so that it can judge it.
+
+Facts are `(kind, value)`: one of `VALUE`, `ABSENT_FACT`, `FAILED_FACT` for each field and existing path. An end is
+`(count, torn)` for each source and parent path. Loop sources are `H@loop`, window sources `I@win`, stream sources the
+field itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from omni_flow.control.spec import FieldRef, GraphSpec, InterfaceSpec, Join, OutputSpec, ParamRef, SlotSpec
+from omni_flow.refs import ABSENT
+from omni_flow.testing.facts import (
+    ABSENT_FACT,
+    FAILED_FACT,
+    Activation,
+    Behave,
+    Delivered,
+    End,
+    Fact,
+    Path,
+    Result,
+    Run,
+    Scope,
+    show_path,
+)
+
+Verdict = Literal["ready", "failed", "dead"]
+
+
+def interpret(
+    spec: GraphSpec,
+    inputs: Mapping[str, Any],
+    params: Mapping[str, Any] | None,
+    behave: Behave,
+    choices: Mapping[tuple[str, Path], int] | None = None,
+) -> Result:
+    """The result of one request on a graph that is free of lint errors.
+
+    Args:
+        inputs: placeholder → value; a sequence for a streamed one; None or missing: not sent.
+        params: overrides of the graph's parameters.
+        behave: what each role does; called once per activation, in number order for ordered interfaces.
+        choices: for interfaces with `race`, the group that won; the first ready group where nothing is said.
+
+    Raises:
+        InvalidChoiceError: a group that is said to have won is not ready.
+    """
+    return _Interpreter(spec, inputs, params or {}, behave, choices or {}).result()
+
+
+class InvalidChoiceError(ValueError):
+    """A group said to have won a race can never be ready, or the interface has no race."""
+
+
+@dataclass(slots=True)
+class _Closed:
+    """An activation after it ran or was found dead or failed. `failed` as `ordered` means it."""
+
+    singles: dict[str, Fact] = field(default_factory=dict)
+    streams: dict[str, list[Fact]] = field(default_factory=dict)
+    torn: bool = False
+    failed: bool = False
+
+
+class _Interpreter:
+    def __init__(
+        self,
+        spec: GraphSpec,
+        inputs: Mapping[str, Any],
+        params: Mapping[str, Any],
+        behave: Behave,
+        choices: Mapping[tuple[str, Path], int],
+    ) -> None:
+        self.spec = spec
+        self.inputs = inputs
+        self.params = {param.name: param.default for param in spec.params} | dict(params)
+        self.behave = behave
+        self.choices = choices
+        self.interfaces = {interface.name: interface for interface in spec.interfaces}
+        self.placeholders = {placeholder.name: placeholder for placeholder in spec.placeholders}
+        self.producers: dict[str, tuple[InterfaceSpec, OutputSpec]] = {
+            output.field: (interface, output) for interface in spec.interfaces for output in interface.outputs
+        }
+        self.heads: dict[str, InterfaceSpec] = {}
+        self.windowing: dict[str, tuple[InterfaceSpec, SlotSpec]] = {}
+        for interface in spec.interfaces:
+            for slot in (slot for group in interface.groups for slot in group):
+                if slot.field in spec.feedback:
+                    self.heads[f"{interface.name}@loop"] = interface
+                if slot.join is Join.WINDOW:
+                    self.windowing[f"{interface.name}@win"] = (interface, slot)
+        self.is_ordered = {
+            interface.name: any(slot.ordered for group in interface.groups for slot in group)
+            for interface in spec.interfaces
+        }
+        self.field_scopes: dict[str, Scope] = {}
+        self.interface_scopes: dict[str, Scope] = {}
+        self.facts: dict[tuple[str, Path], Fact] = {}
+        self.ends: dict[tuple[str, Path], End] = {}
+        self.verdicts: dict[tuple[str, Path], tuple[Verdict, int, dict[str, Any]]] = {}
+        self.closed: dict[tuple[str, Path], _Closed] = {}
+        self.windows: dict[tuple[str, Path], tuple[list[list[Any]], bool]] = {}
+        self.broken: set[tuple[str, Path]] = set()
+        self.runs: dict[tuple[str, Path], Run] = {}
+        self.start_order: dict[str, list[Path]] = {}
+
+    def result(self) -> Result:
+        for interface in self.spec.interfaces:
+            for path in self.paths(self.interface_scope(interface.name)):
+                self.activation(interface, path)
+        for name in [*self.placeholders, *self.producers]:
+            for path in self.paths(self.field_scope(name)):
+                self.fact(name, path)
+        outputs = {name: self.deliver(slot) for name, slot in self.spec.outputs.items()}
+        hidden = {i.name: self.deliver_hidden(i) for i in self.spec.interfaces if not i.outputs}
+        failed = any(delivered.failed for delivered in [*outputs.values(), *hidden.values()])
+        return Result(
+            outputs, hidden, "failed" if failed else "done", self.runs, self.facts, self.ends, self.start_order
+        )
+
+    # Scopes
+
+    def field_scope(self, name: str) -> Scope:
+        """The sources in the paths of a field."""
+        scope = self.field_scopes.get(name)
+        if scope is None:
+            if name in self.placeholders:
+                scope = (name,) if self.placeholders[name].stream else ()
+            else:
+                interface, output = self.producers[name]
+                scope = self.interface_scope(interface.name) + ((name,) if output.stream else ())
+            self.field_scopes[name] = scope
+        return scope
+
+    def interface_scope(self, name: str) -> Scope:
+        """The sources in the activations of an interface: its longest slot scope, and its loop if it is a head."""
+        scope = self.interface_scopes.get(name)
+        if scope is None:
+            interface = self.interfaces[name]
+            slots = [s for group in interface.groups for s in group if s.field not in self.spec.feedback]
+            scope = max((self.slot_scope(interface, slot) for slot in slots), key=len)
+            if f"{name}@loop" in self.heads:
+                scope = (*scope, f"{name}@loop")
+            self.interface_scopes[name] = scope
+        return scope
+
+    def slot_scope(self, interface: InterfaceSpec | None, slot: SlotSpec) -> Scope:
+        scope = self.field_scope(slot.field)
+        if slot.join is Join.PLAIN:
+            return scope
+        if slot.join is Join.WINDOW:
+            assert interface is not None, "a window is a slot of an interface"
+            return (*scope[:-1], f"{interface.name}@win")
+        return scope[: len(scope) - slot.levels]
+
+    def paths(self, scope: Scope, prefix: Path = ()) -> Iterator[Path]:
+        """All existing paths of a scope below a prefix, in path order."""
+        if len(prefix) == len(scope):
+            yield prefix
+            return
+        source = scope[len(prefix)]
+        for number in range(self.end(source, prefix)[0]):
+            yield from self.paths(scope, (*prefix, (source, number)))
+
+    # Facts and ends
+
+    def fact(self, name: str, path: Path) -> Fact:
+        key = (name, path)
+        fact = self.facts.get(key)
+        if fact is None:
+            fact = self.facts[key] = self._fact(name, path)
+        return fact
+
+    def _fact(self, name: str, path: Path) -> Fact:
+        placeholder = self.placeholders.get(name)
+        if placeholder is not None:
+            value = self.inputs.get(name)
+            if placeholder.stream:
+                return Fact("value", value[path[-1][1]])  # type: ignore[index]
+            return ABSENT_FACT if value is None else Fact("value", value)
+        interface, output = self.producers[name]
+        if output.stream:
+            return self.activation(interface, path[:-1]).streams[name][path[-1][1]]
+        return self.activation(interface, path).singles[name]
+
+    def end(self, source: str, parent: Path) -> End:
+        key = (source, parent)
+        end = self.ends.get(key)
+        if end is None:
+            end = self.ends[key] = self._end(source, parent)
+        return end
+
+    def _end(self, source: str, parent: Path) -> End:
+        if source in self.heads:
+            return self.loop_end(self.heads[source], parent)
+        if source in self.windowing:
+            windows, torn = self.cut_windows(source, parent)
+            return len(windows), torn
+        if source in self.placeholders:
+            sent = self.inputs.get(source)
+            return (0 if sent is None else len(sent)), False
+        interface, _ = self.producers[source]
+        closed = self.activation(interface, parent)
+        return len(closed.streams[source]), closed.torn
+
+    def frames(self, name: str, sources: Scope, prefix: Path) -> Iterator[Fact]:
+        """The facts of a field under a prefix in path order; a torn end is a failure at its place."""
+        if not sources:
+            yield self.fact(name, prefix)
+            return
+        count, torn = self.end(sources[0], prefix)
+        for number in range(count):
+            yield from self.frames(name, sources[1:], (*prefix, (sources[0], number)))
+        if torn:
+            yield FAILED_FACT
+
+    # Joins
+
+    def slot_fact(self, interface: InterfaceSpec | None, slot: SlotSpec, path: Path) -> Fact:
+        """What a slot resolves to for the activation at `path`."""
+        if slot.field in self.spec.feedback:
+            bound = self.spec.feedback[slot.field]
+            assert bound is not None, "a bound feedback is a lint matter"
+            source, iteration = path[-1]
+            return self.fact(bound, (*path[:-1], (source, iteration - 1)))
+        scope = self.field_scope(slot.field)
+        if slot.join is Join.PLAIN:
+            return self.fact(slot.field, path[: len(scope)])
+        if slot.join is Join.WINDOW:
+            prefix = path[: len(scope)]
+            source, number = prefix[-1]
+            return Fact("value", self.cut_windows(source, prefix[:-1])[0][number])
+        depth = len(scope) - slot.levels
+        frames = self.frames(slot.field, scope[depth:], path[:depth])
+        if slot.join is Join.COUNT and slot.n != "all":
+            return self.count(slot, frames, path[:depth])
+        values = []
+        for fact in frames:
+            if fact.kind == "failed":
+                return FAILED_FACT
+            if fact.kind == "value":
+                values.append(fact.value)
+        if not values:
+            return ABSENT_FACT
+        return Fact("value", values[-1] if slot.join is Join.LAST else values)
+
+    def count(self, slot: SlotSpec, frames: Iterator[Fact], prefix: Path) -> Fact:
+        n: Any = slot.n
+        if isinstance(n, ParamRef):
+            n = self.params[n.name]
+        elif isinstance(n, FieldRef):
+            fact = self.fact(n.name, prefix[: len(self.field_scope(n.name))])
+            if fact.kind != "value":
+                return fact
+            n = fact.value
+        if n is None:
+            return ABSENT_FACT
+        if not isinstance(n, int) or isinstance(n, bool):
+            return FAILED_FACT
+        if n <= 0:
+            return ABSENT_FACT
+        values = []
+        for fact in frames:
+            if fact.kind == "failed":
+                return FAILED_FACT
+            if fact.kind == "value":
+                values.append(fact.value)
+                if len(values) == n:
+                    return Fact("value", values)
+        return ABSENT_FACT
+
+    def cut_windows(self, source: str, parent: Path) -> tuple[list[list[Any]], bool]:
+        key = (source, parent)
+        known = self.windows.get(key)
+        if known is None:
+            _, slot = self.windowing[source]
+            frames: list[Any] = []
+            torn = False
+            for fact in self.frames(slot.field, self.field_scope(slot.field)[-1:], parent):
+                if fact.kind == "failed":
+                    torn = True
+                    break
+                if fact.kind == "value":
+                    frames.append(fact.value)
+            cut = _cut_by_size if slot.policy is None else _cut_by_policy
+            known = self.windows[key] = ([frames[a:b] for a, b in cut(slot, frames, torn)], torn)
+        return known
+
+    # Activations
+
+    def verdict(self, interface: InterfaceSpec, path: Path) -> tuple[Verdict, int, dict[str, Any]]:
+        """Which group decides the activation, how, and with which inputs."""
+        key = (interface.name, path)
+        known = self.verdicts.get(key)
+        if known is None:
+            known = self.verdicts[key] = self._verdict(interface, path)
+        return known
+
+    def _verdict(self, interface: InterfaceSpec, path: Path) -> tuple[Verdict, int, dict[str, Any]]:
+        applying = range(len(interface.groups))
+        if f"{interface.name}@loop" in self.heads:
+            later = path[-1][1] > 0
+            applying = [i for i in applying if later == any(s.field in self.spec.feedback for s in interface.groups[i])]  # type: ignore[assignment]
+        decided: dict[int, tuple[Verdict, int, dict[str, Any]]] = {}
+        for index in applying:
+            verdict, inputs = self.group_verdict(interface, interface.groups[index], path)
+            if verdict != "dead":
+                if not interface.race:
+                    return verdict, index, inputs
+                decided[index] = (verdict, index, inputs)
+        ready = [index for index, found in decided.items() if found[0] == "ready"]
+        chosen = self.choices.get((interface.name, path))
+        if chosen is not None and chosen not in ready:
+            raise InvalidChoiceError(f"{interface.name} at {show_path(path)!r}: group {chosen} is not ready")
+        if ready:
+            return decided[ready[0] if chosen is None else chosen]
+        if decided:
+            return next(iter(decided.values()))
+        return "dead", -1, {}
+
+    def group_verdict(
+        self, interface: InterfaceSpec, group: Sequence[SlotSpec], path: Path
+    ) -> tuple[Verdict, dict[str, Any]]:
+        facts = [(slot, self.slot_fact(interface, slot, path)) for slot in group]
+        if any(fact.kind == "absent" and not slot.optional for slot, fact in facts):
+            return "dead", {}
+        if all(fact.kind == "absent" for _, fact in facts):
+            return "dead", {}
+        if any(fact.kind == "failed" for _, fact in facts):
+            return "failed", {}
+        return "ready", {slot.param: fact.value for slot, fact in facts if fact.kind == "value"}
+
+    def loop_end(self, head: InterfaceSpec, base: Path) -> End:
+        assert head.max_iters is not None, "a head without max_iters is a lint matter"
+        source = f"{head.name}@loop"
+        for iteration in range(1, head.max_iters):
+            verdict, _, _ = self.verdict(head, (*base, (source, iteration)))
+            if verdict != "ready":
+                return iteration, verdict == "failed"
+        return head.max_iters, False
+
+    def activation(self, interface: InterfaceSpec, path: Path) -> _Closed:
+        key = (interface.name, path)
+        closed = self.closed.get(key)
+        if closed is None:
+            if self.is_ordered[interface.name]:
+                source, number = path[-1]
+                for lower in range(number):
+                    if (interface.name, (*path[:-1], (source, lower))) not in self.closed:
+                        self.activation(interface, (*path[:-1], (source, lower)))
+            closed = self.closed[key] = self._activation(interface, path)
+        return closed
+
+    def _activation(self, interface: InterfaceSpec, path: Path) -> _Closed:
+        verdict, group, inputs = self.verdict(interface, path)
+        parent = (interface.name, path[:-1])
+        if verdict == "ready" and self.is_ordered[interface.name] and parent in self.broken:
+            verdict = "failed"
+        if verdict != "ready":
+            failed = verdict == "failed"
+            closed = _Closed(torn=failed, failed=failed)
+            for output in interface.outputs:
+                if output.stream:
+                    closed.streams[output.field] = []
+                else:
+                    closed.singles[output.field] = FAILED_FACT if failed else ABSENT_FACT
+        else:
+            closed = self.run(interface, path, group, inputs)
+        if closed.failed:
+            self.broken.add(parent)
+        return closed
+
+    def run(self, interface: InterfaceSpec, path: Path, group: int, inputs: dict[str, Any]) -> _Closed:
+        self.runs[interface.name, path] = Run(group, inputs)
+        self.start_order.setdefault(interface.name, []).append(path)
+        given = self.behave(self.describe(interface, path, group, inputs))
+        fields = {output.name: output for output in interface.outputs}
+        closed = _Closed(streams={output.field: [] for output in interface.outputs if output.stream})
+        raised = given.raises
+        for name, value in given.gives:
+            output = fields.get(name)
+            if output is None or output.field in closed.singles:
+                raised = True
+                break
+            fact = ABSENT_FACT if value is ABSENT else Fact("value", value)
+            if output.stream:
+                closed.streams[output.field].append(fact)
+            else:
+                closed.singles[output.field] = fact
+        closed.failed = closed.torn = raised and interface.on_error == "fail"
+        for output in interface.outputs:
+            if not output.stream:
+                closed.singles.setdefault(output.field, FAILED_FACT if closed.failed else ABSENT_FACT)
+        return closed
+
+    def describe(self, interface: InterfaceSpec, path: Path, group: int, inputs: dict[str, Any]) -> Activation:
+        for source, number in reversed(path):
+            head = self.heads.get(source)
+            if head is not None and head.max_iters is not None:
+                last = number + 1 >= head.max_iters
+                return Activation(interface.name, path, group, inputs, self.params, number, last)
+        return Activation(interface.name, path, group, inputs, self.params)
+
+    # The client
+
+    def deliver(self, slot: SlotSpec) -> Delivered:
+        scope = self.slot_scope(None, slot)
+        return self._deliver(lambda path: self.slot_fact(None, slot, path), scope)
+
+    def deliver_hidden(self, interface: InterfaceSpec) -> Delivered:
+        def hidden(path: Path) -> Fact:
+            return FAILED_FACT if self.activation(interface, path).failed else ABSENT_FACT
+
+        return self._deliver(hidden, self.interface_scope(interface.name))
+
+    def _deliver(self, fact_at: Callable[[Path], Fact], scope: Scope) -> Delivered:
+        def walk(prefix: Path) -> Iterator[Fact]:
+            if len(prefix) == len(scope):
+                yield fact_at(prefix)
+                return
+            source = scope[len(prefix)]
+            count, torn = self.end(source, prefix)
+            for number in range(count):
+                yield from walk((*prefix, (source, number)))
+            if torn:
+                yield FAILED_FACT
+
+        values: list[Any] = []
+        for fact in walk(()):
+            if fact.kind == "failed":
+                return Delivered(tuple(values), failed=True)
+            if fact.kind == "value":
+                values.append(fact.value)
+        return Delivered(tuple(values))
+
+
+def _cut_by_size(slot: SlotSpec, frames: Sequence[Any], torn: bool) -> Iterator[tuple[int, int]]:
+    """Windows `w*stride - left` to `w*stride + size`; the tail only if it holds a frame no window had."""
+    have = len(frames)
+    window = 0
+    while True:
+        start, stop = window * slot.stride, window * slot.stride + slot.size
+        if stop > have:
+            covered = stop - slot.stride if window else 0
+            if torn or start >= have or have <= covered:
+                return
+        yield max(0, start - slot.left), min(stop, have)
+        window += 1
+
+
+def _cut_by_policy(slot: SlotSpec, frames: Sequence[Any], torn: bool) -> Iterator[tuple[int, int]]:
+    """Windows where the policy cuts: asked at each frame, and after the end where None means the rest."""
+    assert slot.policy is not None
+    start = 0
+    for known in range(1, len(frames) + 1):
+        while start < known:
+            stop = slot.policy.cut(frames[:known], start, False)
+            if stop is None:
+                break
+            yield max(0, start - slot.left), stop
+            start = stop
+    while not torn and start < len(frames):
+        stop = slot.policy.cut(frames, start, True)
+        stop = len(frames) if stop is None else stop
+        yield max(0, start - slot.left), stop
+        start = stop
