@@ -158,7 +158,17 @@ class _Interpreter:
         if slot.join is Join.WINDOW:
             assert interface is not None, "a window is a slot of an interface"
             return (*scope[:-1], f"{interface.name}@win")
-        return scope[: len(scope) - slot.levels]
+        return scope[: self.depth(slot, scope)]
+
+    @staticmethod
+    def depth(slot: SlotSpec, scope: Scope) -> int:
+        """How many sources of a field's scope a closing join leaves."""
+        if slot.over is None:
+            return len(scope) - slot.levels
+        for index, source in enumerate(scope):
+            if slot.over in (source, source.rpartition(".")[2]):
+                return index
+        raise ValueError(f"{slot.field}: no source {slot.over!r} in its scope {scope}")
 
     def paths(self, scope: Scope, prefix: Path = ()) -> Iterator[Path]:
         """All existing paths of a scope below a prefix, in path order."""
@@ -237,7 +247,7 @@ class _Interpreter:
             prefix = path[: len(scope)]
             source, number = prefix[-1]
             return Fact("value", self.cut_windows(source, prefix[:-1])[0][number])
-        depth = len(scope) - slot.levels
+        depth = self.depth(slot, scope)
         frames = self.frames(slot.field, scope[depth:], path[:depth])
         if slot.join is Join.COUNT and slot.n != "all":
             return self.count(slot, frames, path[:depth])
