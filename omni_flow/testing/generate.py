@@ -306,6 +306,8 @@ class _Drawing:
             seen.add(field)
             for slot in (slot for group in producer.groups for slot in group):
                 read = self.feedback.get(slot.field, slot.field)
+                if read != slot.field and f"{producer.name}@loop" in self.loops[head]:
+                    continue  # an earlier iteration of this loop or of one around it
                 if slot.join is Join.WINDOW and self.scopes[read][-1] == loop:
                     return True
                 if slot.join in CLOSING and loop in self.scopes[read][len(self.scopes[read]) - slot.levels :]:
