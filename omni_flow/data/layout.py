@@ -7,19 +7,15 @@ it, so a writer with tensor parallelism m and a reader with n share one chain of
 counted in bytes: any element type, packed ones included, moves unchanged.
 """
 
-import hashlib
-import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NewType
 
 import numpy as np
 import numpy.typing as npt
 
-PageHash = NewType("PageHash", bytes)
-Bytes = npt.NDArray[np.uint8]
+from omni_flow.data.identity import ObjectRange
 
-_NAME = struct.Struct("<32sHHHHH")
+Bytes = npt.NDArray[np.uint8]
 
 
 class LayoutError(ValueError):
@@ -74,6 +70,15 @@ class Box:
     def intersect(self, other: "Box") -> "Box | None":
         layers, heads = self.layers.intersect(other.layers), self.heads.intersect(other.heads)
         return Box(layers, heads) if layers and heads else None
+
+    def named(self, group: int) -> ObjectRange:
+        """The name, under a page hash, of the object that holds this box of attention group number `group`."""
+        return ObjectRange(self.layers.start, self.layers.stop, self.heads.start, self.heads.stop, group)
+
+    @classmethod
+    def of(cls, name: ObjectRange) -> "Box":
+        """What an object of that name holds."""
+        return cls(Range(name.layer_start, name.layer_stop), Range(name.head_start, name.head_stop))
 
     def minus(self, hole: "Box") -> Iterator["Box"]:
         """What is left of this box around `hole`, which lies inside it: at most four disjoint boxes."""
@@ -159,43 +164,6 @@ class AttentionGroup:
         """Whether this rank stores its share: of ranks with the same heads only the first does, so each head, and
         each latent, is stored once."""
         return rank == 0 or self.heads_of(tp, rank) != self.heads_of(tp, rank - 1)
-
-
-@dataclass(frozen=True, slots=True)
-class ObjectName:
-    """Name of one stored KV object: a rectangle of one attention group under one page hash."""
-
-    page: PageHash
-    group: str
-    box: Box
-
-    def encode(self) -> bytes:
-        """Canonical bytes; equal names, and only they, have equal bytes."""
-        if len(self.page) != 32:
-            raise LayoutError(f"a page hash has 32 bytes, this one {len(self.page)}")
-        group, layers, heads = self.group.encode(), self.box.layers, self.box.heads
-        if max(layers.stop, heads.stop, len(group)) > 0xFFFF:
-            raise LayoutError(f"{self.box} of group {self.group!r} is beyond 65535 layers, heads or name bytes")
-        return _NAME.pack(self.page, layers.start, layers.stop, heads.start, heads.stop, len(group)) + group
-
-    @classmethod
-    def decode(cls, data: bytes) -> "ObjectName":
-        """Inverse of `encode`. Raises: LayoutError on anything else."""
-        if len(data) < _NAME.size:
-            raise LayoutError(f"an object name has at least {_NAME.size} bytes, this one {len(data)}")
-        page, l0, l1, h0, h1, size = _NAME.unpack_from(data)
-        group = data[_NAME.size :]
-        if len(group) != size:
-            raise LayoutError(f"object name says {size} bytes of group name and has {len(group)}")
-        try:
-            text = group.decode()
-        except UnicodeDecodeError as error:
-            raise LayoutError(f"group name of an object is not UTF-8: {group!r}") from error
-        return cls(PageHash(page), text, Box(Range(l0, l1), Range(h0, h1)))
-
-    def key(self) -> bytes:
-        """32-byte key for an index: SHA-256 of the tagged canonical name."""
-        return hashlib.sha256(b"ob" + self.encode()).digest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from omni_flow.data.identity import ObjectRange
 from omni_flow.data.layout import (
     AttentionGroup,
     Box,
     LayoutError,
     NotCovered,
-    ObjectName,
-    PageHash,
     Range,
     arena_views,
     object_views,
@@ -153,28 +152,7 @@ def test_pipeline_stages_tile_the_layers():
     assert [str(stage) for stage in stages] == ["0:3", "3:5", "5:7"]
 
 
-names = st.builds(
-    ObjectName,
-    st.binary(min_size=32, max_size=32).map(PageHash),
-    st.text(max_size=20),
-    st.builds(
-        Box,
-        st.tuples(st.integers(0, 99), st.integers(1, 99)).map(lambda p: Range(p[0], p[0] + p[1])),
-        st.tuples(st.integers(0, 99), st.integers(1, 99)).map(lambda p: Range(p[0], p[0] + p[1])),
-    ),
-)
-
-
-@given(names, names)
-def test_names_survive_their_encoding_and_differ_when_they_differ(a, b):
-    assert ObjectName.decode(a.encode()) == a
-    assert (a.key() == b.key()) == (a == b)
-
-
-@given(st.binary(max_size=80))
-def test_decoding_garbage_gives_a_name_or_a_layout_error(data):
-    try:
-        name = ObjectName.decode(data)
-    except LayoutError:
-        return
-    assert name.encode() == data
+@pytest.mark.parametrize("group", GROUPS, ids=lambda g: g.name)
+def test_the_name_of_an_object_says_what_it_holds(group):
+    box = group.share(2, 1) if group.kv_heads > 1 else group.whole
+    assert Box.of(ObjectRange.unpack(box.named(3).pack())) == box
