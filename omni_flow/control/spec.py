@@ -33,7 +33,8 @@ class WindowPolicy(Protocol):
     It must cut at `max_frames`. `timed=True` marks a policy that also looks at a clock, which counts as `race`.
     """
 
-    max_frames: int
+    @property
+    def max_frames(self) -> int: ...
 
     def cut(self, frames: Sequence[Any], start: int, ended: bool) -> int | None: ...
 
@@ -60,7 +61,8 @@ class SlotSpec:
     """One input of a group.
 
     `field` is the field read, or the name of a feedback declaration (a back edge). `levels` is the number of sources a
-    closing join (`collect`, `count`, `last`) removes from the end of the field's scope. `ordered` goes with a plain
+    closing join (`collect`, `count`, `last`) removes from the end of the field's scope; with `over` (a source, or the last
+    part of its name) it is that source and all after it instead. `ordered` goes with a plain
     slot or a window. `size`, `stride`, `left` (left context) and `policy` belong to a window; with a policy, `size` is
     the policy's `max_frames`.
     """
@@ -77,6 +79,7 @@ class SlotSpec:
     left: int = 0
     policy: WindowPolicy | None = None
     where: str = ""
+    over: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
