@@ -1,0 +1,61 @@
+"""Runs the coroutine tests of this directory on asyncio's loop and on uvloop, and checks what each leaves behind."""
+
+import asyncio
+import inspect
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+from transport_kit import Net
+
+LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+    "asyncio": asyncio.new_event_loop,
+    "uvloop": uvloop.new_event_loop,
+}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "loop_name" in metafunc.fixturenames:
+        metafunc.parametrize("loop_name", list(LOOPS))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def uvloop_has_opened_what_it_keeps() -> None:
+    """The first uvloop of a process opens descriptors that stay; they are no leak of the first test."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(asyncio.sleep(0))
+
+
+@pytest.fixture
+def net(kind: str, tmp_path: Path) -> Net:
+    return Net(kind, tmp_path)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    arguments = {name: pyfuncitem.funcargs[name] for name in names}
+    net: Net | None = pyfuncitem.funcargs.get("net")
+    before = len(os.listdir("/proc/self/fd"))
+    raised: list[dict[str, Any]] = []
+
+    async def guarded() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(context))
+        try:
+            await pyfuncitem.obj(**arguments)
+        finally:
+            if net is not None:
+                await net.close()
+
+    with asyncio.Runner(loop_factory=LOOPS[pyfuncitem.funcargs["loop_name"]]) as runner:
+        runner.run(guarded())
+    assert raised == [], "a callback raised inside the loop"
+    assert len(os.listdir("/proc/self/fd")) == before, "file descriptors were left open"
+    if net is not None:
+        assert net.files() == [], "socket files were left"
+    return True

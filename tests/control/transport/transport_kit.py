@@ -1,0 +1,155 @@
+"""What the transport tests share: a codec, an inbox to wait on, transports of one kind, peers in processes."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from omni_flow.control.transport import InprocHub, Transport, make_transport
+
+KEY = "a key that only these tests share"
+PEER = Path(__file__).with_name("transport_peer.py")
+PATIENCE_S = 30.0
+
+
+class ListCodec:
+    """Batches are lists of anything msgpack knows."""
+
+    def encode(self, batch: list[Any]) -> bytes:
+        return msgspec.msgpack.encode(batch)
+
+    def decode(self, packet: bytes | memoryview) -> list[Any]:
+        return msgspec.msgpack.decode(packet, type=list[Any])
+
+
+class Inbox:
+    """Everything that a transport called back, in order: ("batch", sender, messages) and ("lost", peer, cause)."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, str, Any]] = []
+        self._waiting: list[asyncio.Future[None]] = []
+
+    def on_batch(self, sender: str, batch: list[Any]) -> None:
+        self._add("batch", sender, batch)
+
+    def on_lost(self, peer: str, cause: str) -> None:
+        self._add("lost", peer, cause)
+
+    def messages(self, sender: str | None = None) -> list[Any]:
+        return [m for kind, who, batch in self.events if kind == "batch" and sender in (None, who) for m in batch]
+
+    def losses(self, peer: str | None = None) -> list[str]:
+        return [cause for kind, who, cause in self.events if kind == "lost" and peer in (None, who)]
+
+    async def until(self, condition: Callable[[], Any]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition():
+                changed = asyncio.get_running_loop().create_future()
+                self._waiting.append(changed)
+                await changed
+
+    async def until_messages(self, count: int, sender: str | None = None) -> list[Any]:
+        await self.until(lambda: len(self.messages(sender)) >= count)
+        return self.messages(sender)
+
+    async def until_lost(self, peer: str, times: int = 1) -> str:
+        await self.until(lambda: len(self.losses(peer)) >= times)
+        return self.losses(peer)[-1]
+
+    def _add(self, kind: str, who: str, what: Any) -> None:
+        self.events.append((kind, who, what))
+        waiting, self._waiting = self._waiting, []
+        for changed in waiting:
+            if not changed.done():
+                changed.set_result(None)
+
+
+class Process:
+    """A peer in a process of its own, running `transport_peer.py`."""
+
+    def __init__(self, kind: str, url: str, *arguments: str) -> None:
+        key = KEY if kind == "tcp+key" else ""
+        command = [sys.executable, str(PEER), url, key, *arguments]
+        self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._child.stdout is not None
+        self.address = self._child.stdout.readline().strip()
+        assert self.address, "the peer process did not start"
+
+    def kill(self) -> None:
+        self._child.send_signal(signal.SIGKILL)
+        self.wait()
+
+    def finish(self) -> None:
+        """Ask it to close its transport and exit."""
+        assert self._child.stdin is not None
+        self._child.stdin.close()
+
+    def wait(self) -> int:
+        code = self._child.wait(timeout=PATIENCE_S)
+        for stream in (self._child.stdin, self._child.stdout):
+            assert stream is not None
+            stream.close()
+        return code
+
+
+class Net:
+    """Makes transports of one kind that can reach each other, and closes them."""
+
+    def __init__(self, kind: str, tmp_path: Path) -> None:
+        self.kind = kind
+        self.directory = tmp_path / "s"
+        self.hub = InprocHub()
+        self._open: list[Transport] = []
+        self._processes: list[Process] = []
+
+    def url(self, name: str) -> str:
+        match self.kind:
+            case "inproc":
+                return f"inproc://{name}"
+            case "unix" | "ipc":
+                return f"{self.kind}://{self.directory}/{name}"
+        return "tcp://127.0.0.1:0"
+
+    def nowhere(self) -> str:
+        """An address where nobody listens."""
+        return "tcp://127.0.0.1:1" if self.kind.startswith("tcp") else self.url("nobody")
+
+    def make(self, name: str) -> Transport:
+        key = KEY if self.kind == "tcp+key" else None
+        transport = make_transport(self.url(name), ListCodec(), key=key, hub=self.hub)
+        self._open.append(transport)
+        return transport
+
+    async def start(self, name: str) -> tuple[Transport, Inbox]:
+        transport, inbox = self.make(name), Inbox()
+        await transport.start(inbox.on_batch, inbox.on_lost)
+        return transport, inbox
+
+    def process(self, name: str, *arguments: str) -> Process:
+        peer = Process(self.kind, self.url(name), *arguments)
+        self._processes.append(peer)
+        return peer
+
+    def files(self) -> list[str]:
+        return sorted(os.listdir(self.directory)) if self.directory.exists() else []
+
+    async def close(self) -> None:
+        for peer in self._processes:
+            if peer._child.returncode is None:
+                peer.kill()
+        for transport in self._open:
+            await transport.close(deadline_s=0.0)
+
+
+async def settle(transport: Transport, inbox: Inbox) -> None:
+    """Wait until the transport has sent itself a few messages: whatever else was due has been called back by then."""
+    for turn in range(3):
+        seen = len(inbox.messages(transport.address))
+        transport.send(transport.address, [f"settle {turn}"])
+        await inbox.until_messages(seen + 1, transport.address)
