@@ -270,8 +270,6 @@ class _Interpreter:
             if fact.kind != "value":
                 return fact
             n = fact.value
-        if n is None:
-            return ABSENT_FACT
         if not isinstance(n, int) or isinstance(n, bool):
             return FAILED_FACT
         if n <= 0:

@@ -6,7 +6,7 @@ stay small). What is given is a pure function of interface, inputs and seed, as 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -62,6 +62,21 @@ class Standins:
         if draw.random() < self._failed:
             return Given(gives[: draw.randint(0, len(gives))], raises=True)
         return Given(gives)
+
+
+class Functions:
+    """Behaviour as plain functions, for small graphs: interface → function of the inputs by parameter name.
+
+    A function returns what is given in order, as `[(output, value), ...]`, or a `Given`. What it raises is a mistake of
+    the test, not of the role: say `Given(..., raises=True)` for a role that raises.
+    """
+
+    def __init__(self, **functions: Callable[..., Given | Sequence[tuple[str, Any]]]) -> None:
+        self._functions = functions
+
+    def __call__(self, activation: Activation) -> Given:
+        given = self._functions[activation.interface](**activation.inputs)
+        return given if isinstance(given, Given) else Given(given)
 
 
 def value_of(draw: Random) -> Any:
