@@ -1,0 +1,58 @@
+"""The transfer drivers by name, and why one is not there.
+
+Third-party transports are imported only when asked for, in the process that runs them.
+"""
+
+import importlib.util
+from collections.abc import Callable
+
+import msgspec
+
+from omni_flow.data.transfer.base import Done, Driver
+from omni_flow.data.transfer.errors import BadJob, DriverAbsent
+
+_NEEDS: dict[str, str | None] = {"tcp": None}
+"""Driver name → the module its extra installs; the extra has the driver's name."""
+
+
+def available_drivers() -> tuple[str, ...]:
+    """Drivers that can be made here."""
+    return tuple(name for name, module in _NEEDS.items() if module is None or _there(module))
+
+
+def absent_drivers() -> dict[str, str]:
+    """Drivers that cannot be made here, each with the way to have it."""
+    return {
+        name: f"module {module!r} is not installed; pip install 'omni-flow[{name}]'"
+        for name, module in _NEEDS.items()
+        if module is not None and not _there(module)
+    }
+
+
+def make_driver(name: str, options: bytes, done: Done) -> Driver:
+    """A driver in this process, from msgpack options (empty: defaults).
+
+    Raises: DriverAbsent; BadJob when the options are not the driver's.
+    """
+    if name not in _NEEDS:
+        raise DriverAbsent(f"there is no transfer driver {name!r}; there are {', '.join(_NEEDS)}")
+    if name in (absent := absent_drivers()):
+        raise DriverAbsent(f"driver {name!r}: {absent[name]}")
+    try:
+        return _MAKERS[name](options, done)
+    except msgspec.DecodeError as error:
+        raise BadJob(f"options of driver {name!r}: {error}") from error
+
+
+def _there(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+def _tcp(options: bytes, done: Done) -> Driver:
+    from omni_flow.data.transfer.tcp import TcpDriver
+    from omni_flow.data.transfer.tcp_parts import TcpOptions
+
+    return TcpDriver(msgspec.msgpack.decode(options, type=TcpOptions) if options else TcpOptions(), done)
+
+
+_MAKERS: dict[str, Callable[[bytes, Done], Driver]] = {"tcp": _tcp}
