@@ -1,0 +1,230 @@
+"""Arenas: long-lived memory that the manager creates, faults in and hands out once as a file descriptor.
+
+A CPU arena is an anonymous memory file (memfd): it has no name anywhere, so nothing is left behind when the last
+process that holds it dies. Everyone else maps it, read-only where the role only reads. torch is imported only when a
+tensor is asked for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from omni_flow.data.errors import BadArgument, OutOfMemory
+
+if TYPE_CHECKING:
+    import torch
+
+HUGE: Final = 2 << 20
+_POPULATE_READ: Final = 22
+_POPULATE_WRITE: Final = 23
+_STEP: Final = 64 << 20
+
+
+def _available() -> int:
+    """Bytes the system could still give, from /proc/meminfo and the cgroup."""
+    free = 0
+    with open("/proc/meminfo", encoding="ascii") as lines:
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                free = int(line.split()[1]) * 1024
+    try:
+        with open("/sys/fs/cgroup/memory.max", encoding="ascii") as limit:
+            text = limit.read().strip()
+        with open("/sys/fs/cgroup/memory.current", encoding="ascii") as current:
+            return free if text == "max" else min(free, int(text) - int(current.read()))
+    except FileNotFoundError:
+        return free
+
+
+class Arena:
+    """A mapping of an arena in this process. Make it with `create` (the manager) or `attach` (everyone else)."""
+
+    kind = "memfd"
+
+    def __init__(self, name: str, fd: int, size: int, write: bool, page_size: int) -> None:
+        self.name = name
+        self.fd = fd
+        self.size = size
+        self.writable = write
+        self.page_size = page_size
+        prot = mmap.PROT_READ | (mmap.PROT_WRITE if write else 0)
+        try:
+            self._map = mmap.mmap(fd, size, mmap.MAP_SHARED, prot)
+        except OSError as error:
+            raise OutOfMemory(f"mapping {size} bytes of arena {name}: {error}", "lower its size") from error
+        self._view = memoryview(self._map)
+        self.array: NDArray[np.uint8] = np.frombuffer(self._view, np.uint8)
+        self.populated = threading.Event()
+
+    @classmethod
+    def create(cls, name: str, size: int, *, huge: bool = True, populate: str = "now") -> Arena:
+        """Make an arena of at least `size` bytes (rounded up to whole pages) with its memory behind it.
+
+        Args:
+            huge: use huge pages if the system has enough of them free; ordinary ones otherwise.
+            populate: `now` (fault in before returning), `background` (in a thread, see `populated`) or `lazy`.
+
+        Raises:
+            OutOfMemory: the system does not have that much; the message says how much it has.
+        """
+        if size <= 0:
+            raise BadArgument(f"arena {name} of {size} bytes", "give a size")
+        if populate not in ("now", "background", "lazy"):
+            raise BadArgument(f"populate={populate!r}", "choose now, background or lazy")
+        if huge:
+            made = cls._create_huge(name, (size + HUGE - 1) // HUGE * HUGE)
+            if made is not None:
+                return made
+        size = (size + mmap.PAGESIZE - 1) // mmap.PAGESIZE * mmap.PAGESIZE
+        there = _available()
+        if populate != "lazy" and size > there:
+            raise OutOfMemory(f"arena {name} needs {size} bytes, {there} are available", "lower its size")
+        fd = os.memfd_create(f"omni-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(fd, size)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+            arena = cls(name, fd, size, True, mmap.PAGESIZE)
+        except OSError as error:
+            os.close(fd)
+            raise OutOfMemory(f"arena {name} of {size} bytes: {error}", "lower its size") from error
+        if populate == "now":
+            arena.populate()
+        elif populate == "background":
+            threading.Thread(target=arena.populate, name=f"populate-{name}", daemon=True).start()
+        else:
+            arena.populated.set()
+        return arena
+
+    @classmethod
+    def _create_huge(cls, name: str, size: int) -> Arena | None:
+        """An arena of huge pages, or None where there are too few. Huge memory files reserve at mapping time."""
+        fd = os.memfd_create(f"omni-{name}", os.MFD_CLOEXEC | os.MFD_HUGETLB | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(fd, size)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+            arena = cls(name, fd, size, True, HUGE)
+        except (OSError, OutOfMemory):
+            os.close(fd)
+            return None
+        arena.populate()
+        return arena
+
+    @classmethod
+    def attach(cls, name: str, fd: int, size: int, *, write: bool, page_size: int = mmap.PAGESIZE) -> Arena:
+        """Map an arena that came as a descriptor; takes over the descriptor.
+
+        Raises:
+            BadArgument: the file is smaller than said.
+        """
+        have = os.fstat(fd).st_size
+        if have < size:
+            os.close(fd)
+            raise BadArgument(f"arena {name} of {size} bytes came with a file of {have}")
+        return cls(name, fd, size, write, page_size)
+
+    def populate(self) -> None:
+        """Fault every page in, without touching its content, in steps that let other threads run.
+
+        Raises:
+            OutOfMemory: the memory is not there.
+        """
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+        base = self.address
+        advice = _POPULATE_WRITE if self.writable else _POPULATE_READ
+        for at in range(0, self.size, _STEP):
+            length = min(_STEP, self.size - at)
+            while libc.madvise(base + at, length, advice):
+                code = ctypes.get_errno()
+                if code == errno.EINTR:
+                    continue
+                if code == errno.EINVAL:
+                    self.array[at : at + length : mmap.PAGESIZE] |= 0
+                    break
+                raise OutOfMemory(
+                    f"arena {self.name}: {at} of {self.size} bytes faulted in, then {os.strerror(code)}",
+                    "lower its size or raise the memory limit",
+                )
+        self.populated.set()
+
+    @property
+    def address(self) -> int:
+        """Address of the mapping in this process."""
+        return int(self.array.ctypes.data)
+
+    def reader_fd(self) -> int:
+        """A new descriptor of the same memory through which it can't be mapped for writing."""
+        return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
+
+    def _check(self, offset: int, length: int) -> None:
+        if offset < 0 or length < 0 or offset + length > self.size:
+            raise BadArgument(f"{length} bytes at {offset} of arena {self.name} ({self.size} bytes)")
+
+    def view(self, offset: int, length: int) -> memoryview:
+        """Bytes of the arena; read-only where the mapping is."""
+        self._check(offset, length)
+        return self._view[offset : offset + length]
+
+    def numpy(self, offset: int, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+        """An array over the arena (no copy)."""
+        kind = np.dtype(dtype)
+        length = kind.itemsize * int(np.prod(shape, dtype=np.int64))
+        self._check(offset, length)
+        return np.frombuffer(self._view, np.uint8, length, offset).view(kind).reshape(shape)
+
+    def torch(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor over the arena (no copy).
+
+        torch knows no read-only tensors: a write through one on a read-only mapping is a segmentation fault, never a
+        change of the bytes.
+        """
+        import warnings
+
+        import torch
+
+        length = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        self._check(offset, length)
+        if not length:
+            return torch.empty(shape, dtype=dtype)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The given buffer is not writable")
+            flat = torch.frombuffer(self._view, dtype=dtype, count=length // dtype.itemsize, offset=offset)
+        return flat.reshape(shape)
+
+    def dlpack(self, offset: int, shape: tuple[int, ...], dtype: DTypeLike) -> object:
+        """A DLPack capsule over the arena (no copy). Needs a writable mapping, as DLPack before 1.0 knows no other."""
+        return self.numpy(offset, shape, dtype).__dlpack__()
+
+    def pages(self, page_bytes: int, count: int) -> NDArray[np.uint8]:
+        """The first `count` pages as an array (count, page_bytes)."""
+        self._check(0, page_bytes * count)
+        return self.array[: page_bytes * count].reshape(count, page_bytes)
+
+    def pin_for_cuda(self, register: Callable[[int, int], int]) -> None:
+        """Register the memory as pinned with CUDA.
+
+        Args:
+            register: `cudaHostRegister` of the caller's runtime, given address and size; returns its error code.
+
+        Raises:
+            OutOfMemory: CUDA refuses.
+        """
+        code = register(self.address, self.size)
+        if code:
+            raise OutOfMemory(f"cudaHostRegister of {self.size} bytes of arena {self.name}: error {code}")
+
+    def close(self) -> None:
+        """Give the descriptor back. The mapping goes with its last view."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1

@@ -1,0 +1,282 @@
+"""`MemoryManagerClient`: the blocking client of one role process.
+
+One connection, one thread at a time. Everything reserved, pinned or leased through it goes back when it ends.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import select
+import socket
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from omni_flow.data.arena import Arena
+from omni_flow.data.errors import BadMessage, CallTimeout, DataError, Disconnected, StaleEpoch
+from omni_flow.data.kv_client import KvCalls
+from omni_flow.data.messages import ArenaInfo, ArenaRef, Hello, Tree, Welcome
+from omni_flow.data.protocol import ERROR, EVENT, MAX_MESSAGE, REPLY, Column, Failure, Message, Op, decode, encode
+
+_ANCILLARY: Final = socket.CMSG_SPACE(253 * 4)
+
+
+class Link(Protocol):
+    """A connection as the clients see it."""
+
+    def fileno(self) -> int: ...
+    def send(self, data: bytes, fds: Sequence[int] = ()) -> None: ...
+    def receive(self, timeout: float | None) -> Message | None:
+        """The next message, its columns valid until the next call; None when the time is over."""
+
+    def close(self) -> None: ...
+
+
+class UnixLink:
+    """A SEQPACKET connection.
+
+    Raises:
+        Disconnected: there is no server at `path`.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        try:
+            self.sock.connect(path)
+        except OSError as error:
+            self.sock.close()
+            raise Disconnected(f"no memory manager at {path}: {error}", "start `omni-flow memory serve`") from error
+        self._buffer = bytearray(MAX_MESSAGE + 4096)
+        self._buffers = [self._buffer]
+        self._poll = select.poll()
+        self._poll.register(self.sock.fileno(), select.POLLIN)
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    def send(self, data: bytes, fds: Sequence[int] = ()) -> None:
+        try:
+            if fds:
+                socket.send_fds(self.sock, [data], list(fds))
+            else:
+                self.sock.send(data)
+        except OSError as error:
+            raise Disconnected(f"the memory manager is gone: {error}", "connect again") from error
+
+    def receive(self, timeout: float | None) -> Message | None:
+        if timeout is not None and not self._poll.poll(max(0.0, timeout * 1000)):
+            return None
+        try:
+            length, ancillary, flags, _ = self.sock.recvmsg_into(self._buffers, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise Disconnected(f"the memory manager is gone: {error}", "connect again") from error
+        if not length:
+            raise Disconnected("the memory manager closed the connection", "connect again")
+        if flags & socket.MSG_TRUNC:
+            raise BadMessage(f"a message of more than {MAX_MESSAGE} bytes from the memory manager")
+        fds: list[int] = []
+        for _, _, data in ancillary:
+            received = array.array("i")
+            received.frombytes(data)
+            fds.extend(received)
+        return decode(self._buffer, length, fds)
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+def open_link(address: str) -> Link:
+    """Connect to a path (SEQPACKET) or to a ZMQ endpoint (`ipc://`, `tcp://`)."""
+    if "://" in address:
+        from omni_flow.data.zmq_link import ZmqLink
+
+        return ZmqLink(address)
+    return UnixLink(address)
+
+
+def failure_of(message: Message) -> DataError:
+    """The error an error reply carries."""
+    return message.body(Failure).error()
+
+
+class MemoryManagerClient(KvCalls):
+    """A session with the memory manager of this node.
+
+    Args:
+        address: path of its Unix socket, or a ZMQ endpoint.
+        name: shown to people.
+        role: `client`, `engine`, `mover` or `viewer`.
+        read_only: map everything read-only and refuse to reserve.
+        quotas: pool → L1 pages that must always be available to this session.
+        timeout: seconds a call may take beyond the wait it asks for.
+
+    After `StaleEpoch` the client is registered with the new server; whatever it held at the old one is gone, and arenas
+    must be asked for again.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        name: str = "",
+        role: str = "client",
+        read_only: bool = False,
+        quotas: dict[str, int] | None = None,
+        kinds: tuple[str, ...] = (),
+        temp_bytes: int = 0,
+        timeout: float = 30.0,
+    ) -> None:
+        self.address = address
+        self.timeout = timeout
+        self.on_event: Callable[[Message], None] | None = None
+        self.on_stale: list[Callable[[], None]] = []
+        self._hello = Hello(role, name, read_only, quotas or {}, kinds, temp_bytes)
+        self._request = 0
+        self._arenas: dict[tuple[str, bool], Arena] = {}
+        self._waiting: dict[int, Message] = {}
+        self._link: Link
+        self.welcome: Welcome
+        self.epoch = 0
+        self._register()
+
+    def _register(self) -> None:
+        self.epoch = 0
+        self._link = open_link(self.address)
+        try:
+            reply = self._exchange(Op.HELLO, self._hello, (), (), self.timeout)
+            self.welcome = reply.body(Welcome)
+            self.epoch = self.welcome.epoch
+        except BaseException:
+            self._link.close()
+            raise
+
+    # -- calls --------------------------------------------------------------------------------------------------
+
+    def call(
+        self,
+        op: int,
+        body: msgspec.Struct | None = None,
+        columns: Sequence[Column] = (),
+        fds: Sequence[int] = (),
+        timeout: float | None = None,
+    ) -> Message:
+        """One request and its reply. The reply's columns are valid until the next call: copy what is kept.
+
+        Raises:
+            StaleEpoch: the server is a new one; this client has registered with it and holds nothing there.
+            Disconnected: there is no server.
+            CallTimeout: no reply in time.
+            DataError: what the server says.
+        """
+        try:
+            return self._exchange(op, body, columns, fds, self.timeout if timeout is None else timeout)
+        except (Disconnected, StaleEpoch) as error:
+            self._again(error)
+            raise StaleEpoch(
+                f"the memory manager at {self.address} was started again", "this client is registered anew"
+            ) from error
+
+    def _again(self, error: DataError) -> None:
+        """Register with the server that is there now."""
+        self._link.close()
+        self._arenas.clear()
+        self._waiting.clear()
+        self._register()
+        for hook in self.on_stale:
+            hook()
+
+    def _exchange(
+        self, op: int, body: msgspec.Struct | None, columns: Sequence[Column], fds: Sequence[int], timeout: float
+    ) -> Message:
+        self._request = request = (self._request + 1) & 0xFFFFFFFF or 1
+        self._link.send(encode(op, 0, request, self.epoch, body, columns), fds)
+        until = time.monotonic() + timeout
+        left: float | None = timeout
+        while True:
+            reply = self._link.receive(left)
+            if reply is None:
+                raise CallTimeout(f"no reply to op {op} within {timeout} s", "is the memory manager alive?")
+            if reply.flags & REPLY and reply.request == request:
+                if reply.flags & ERROR:
+                    raise failure_of(reply)
+                return reply
+            if reply.flags & ERROR and not reply.request:
+                raise failure_of(reply)
+            self._other(reply)
+            left = until - time.monotonic()
+
+    def _other(self, message: Message) -> None:
+        """An event, or a reply nobody waits for any more."""
+        if message.flags & EVENT and self.on_event is not None:
+            self.on_event(message)
+        for fd in message.fds:
+            os.close(fd)
+
+    # -- arenas -------------------------------------------------------------------------------------------------
+
+    def arena(self, name: str, *, write: bool = False) -> Arena:
+        """Map an arena (`<pool>/l1`, `<pool>/l2`, `temp`, …), once per name and mode."""
+        found = self._arenas.get((name, write))
+        if found is not None:
+            return found
+        ref = ArenaRef(name, write, self.welcome.session, self.welcome.secret)
+        if isinstance(self._link, UnixLink):
+            reply = self.call(Op.ARENA, ref)
+        else:
+            side = UnixLink(self.welcome.path)
+            try:
+                side.send(encode(Op.ARENA, 0, 1, 0, ref))
+                answer = side.receive(self.timeout)
+            finally:
+                side.close()
+            if answer is None:
+                raise CallTimeout(f"no descriptor of arena {name} within {self.timeout} s")
+            if answer.flags & ERROR:
+                raise failure_of(answer)
+            reply = answer
+        info = reply.body(ArenaInfo)
+        if len(reply.fds) != 1:
+            raise BadMessage(f"arena {name} came with {len(reply.fds)} descriptors")
+        arena = Arena.attach(name, reply.fds[0], info.size, write=write, page_size=info.page_size)
+        arena.close()
+        self._arenas[name, write] = arena
+        return arena
+
+    # -- seeing it ----------------------------------------------------------------------------------------------
+
+    def ping(self) -> None:
+        """One empty round trip."""
+        self.call(Op.PING)
+
+    def stats(self) -> dict[str, int | float]:
+        """Plain numbers of the server."""
+        data: dict[str, int | float] = self.call(Op.STATS).body(Tree).data
+        return data
+
+    def inspect(self) -> list[dict[str, Any]]:
+        """Who is connected and what they hold."""
+        data: list[dict[str, Any]] = self.call(Op.INSPECT).body(Tree).data
+        return data
+
+    def check(self) -> list[str]:
+        """Violated invariants of the server, empty when sound."""
+        data: list[str] = self.call(Op.CHECK).body(Tree).data
+        return data
+
+    def close(self) -> None:
+        """End the session; the server takes everything back."""
+        self._link.close()
+
+    def __enter__(self) -> MemoryManagerClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

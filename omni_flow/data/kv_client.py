@@ -1,0 +1,203 @@
+"""The KV calls of a client, once for the blocking and once for the asynchronous one.
+
+Both build the same requests and read the same replies; only `call` differs. Results own their memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from omni_flow.data.errors import BadArgument
+from omni_flow.data.messages import (
+    L1,
+    L2,
+    Abort,
+    Commit,
+    Committed,
+    Found,
+    Group,
+    Hint,
+    Lookup,
+    PoolName,
+    Reserve,
+    Reserved,
+    Unpin,
+)
+from omni_flow.data.protocol import MAX_BATCH, Column, Message, Op, keys_array
+
+U8 = NDArray[np.uint8]
+U32 = NDArray[np.uint32]
+Keys = Sequence[bytes] | U8
+
+
+class Room(NamedTuple):
+    """Reserved slots: write the pages there, then commit."""
+
+    token: int
+    slots: U32
+    generations: U32
+
+
+class Stored(NamedTuple):
+    """What a commit made of the pages.
+
+    Args:
+        lease: the pins on them, 0 if none were asked for.
+        status: 0 stored, 1 was there already.
+        slots: where the page is now.
+    """
+
+    lease: int
+    status: U8
+    slots: U32
+    generations: U32
+
+
+class Match(NamedTuple):
+    """A found prefix.
+
+    Args:
+        pages: its length in pages.
+        lease: the pins on it, 0 if there are none.
+        first: per group, the first page that is needed (not 0 only where a window is given).
+        tiers, slots, generations: of the needed pages of all groups, one group behind the other; L3 has no slot.
+    """
+
+    pages: int
+    lease: int
+    first: tuple[int, ...]
+    tiers: U8
+    slots: U32
+    generations: U32
+
+
+class Request(NamedTuple):
+    op: int
+    body: msgspec.Struct | None
+    columns: Sequence[Column]
+    wait: float
+
+
+def positions_column(positions: Sequence[int] | U32 | None) -> tuple[Column, ...]:
+    return () if positions is None else (np.asarray(positions, np.uint32),)
+
+
+def reserve_request(pool: str, count: int, least: int, timeout: float, tier: int) -> Request:
+    return Request(Op.RESERVE, Reserve(pool, count, least, int(timeout * 1000), tier), (), timeout)
+
+
+def room_of(reply: Message) -> Room:
+    return Room(reply.body(Reserved).token, reply.column(0, "<u4").copy(), reply.column(1, "<u4").copy())
+
+
+def commit_request(
+    pool: str, token: int, keys: Keys, positions: Sequence[int] | U32 | None, pin: bool, keep_duplicates: bool
+) -> Request:
+    columns = (*positions_column(positions), keys_array(keys))
+    return Request(Op.COMMIT, Commit(pool, token, pin, keep_duplicates), columns, 0.0)
+
+
+def stored_of(reply: Message) -> Stored:
+    lease = reply.body(Committed).lease
+    return Stored(lease, reply.column(0, "|u1").copy(), reply.column(1, "<u4").copy(), reply.column(2, "<u4").copy())
+
+
+def lookup_request(pool: str, keys: Keys, pin: bool, tiers: int) -> Request:
+    return Request(Op.LOOKUP, Lookup((Group(pool),), pin, tiers), (keys_array(keys),), 0.0)
+
+
+def groups_request(groups: Sequence[tuple[Group, Keys]], pin: bool, tiers: int) -> Request:
+    body = Lookup(tuple(group for group, _ in groups), pin, tiers)
+    columns = tuple(keys_array(keys) for _, keys in groups)
+    if sum(map(len, columns)) > MAX_BATCH:
+        raise BadArgument(f"{sum(map(len, columns))} keys in one look-up", f"at most {MAX_BATCH}")
+    return Request(Op.LOOKUP, body, columns, 0.0)
+
+
+def match_of(reply: Message) -> Match:
+    found = reply.body(Found)
+    return Match(
+        found.pages,
+        found.lease,
+        found.first,
+        reply.column(0, "|u1").copy(),
+        reply.column(1, "<u4").copy(),
+        reply.column(2, "<u4").copy(),
+    )
+
+
+class KvCalls:
+    """KV pages over a blocking `call`."""
+
+    timeout: float
+
+    def call(
+        self,
+        op: int,
+        body: msgspec.Struct | None = None,
+        columns: Sequence[Column] = (),
+        fds: Sequence[int] = (),
+        timeout: float | None = None,
+    ) -> Message:
+        raise NotImplementedError
+
+    def _ask(self, request: Request) -> Message:
+        return self.call(request.op, request.body, request.columns, timeout=self.timeout + request.wait)
+
+    def reserve(self, pool: str, count: int, *, least: int = 0, timeout: float = 0.0, tier: int = L1) -> Room:
+        """Take `count` slots, at least `least` (0: all), waiting up to `timeout` seconds.
+
+        Raises:
+            PoolFull: not to be had in time; names the holders.
+            NeverFits: no waiting helps.
+        """
+        return room_of(self._ask(reserve_request(pool, count, least, timeout, tier)))
+
+    def commit(
+        self,
+        pool: str,
+        token: int,
+        keys: Keys,
+        *,
+        positions: Sequence[int] | U32 | None = None,
+        pin: bool = False,
+        keep_duplicates: bool = False,
+    ) -> Stored:
+        """Make written pages visible under their keys; all of the reservation, or the `positions` of it."""
+        return stored_of(self._ask(commit_request(pool, token, keys, positions, pin, keep_duplicates)))
+
+    def abort(self, pool: str, token: int, *, positions: Sequence[int] | U32 | None = None, fence_ms: int = 0) -> None:
+        """Give reserved slots back; nobody else gets them before `fence_ms` have passed."""
+        self.call(Op.ABORT, Abort(pool, token, fence_ms), positions_column(positions))
+
+    def lookup(self, pool: str, keys: Keys, *, pin: bool = True, tiers: int = L1 | L2) -> Match:
+        """Longest prefix of `keys` that is there, pinned in the same step."""
+        keys = keys_array(keys)
+        if len(keys) <= MAX_BATCH:
+            return match_of(self._ask(lookup_request(pool, keys, pin, tiers)))
+        raise BadArgument(f"{len(keys)} keys in one look-up", f"at most {MAX_BATCH}")
+
+    def lookup_groups(self, groups: Sequence[tuple[Group, Keys]], *, pin: bool = True, tiers: int = L1 | L2) -> Match:
+        """Longest prefix that every attention group can serve."""
+        return match_of(self._ask(groups_request(groups, pin, tiers)))
+
+    def unpin(self, pool: str, lease: int, *, positions: Sequence[int] | U32 | None = None) -> None:
+        """Give pins back: the whole lease, or the `positions` of it."""
+        self.call(Op.UNPIN, Unpin(pool, lease), positions_column(positions))
+
+    def probe(self, pool: str, keys: Keys) -> U8:
+        """Tier bitmap per key, 0 where unknown. Pins nothing and touches nothing."""
+        return self.call(Op.PROBE, PoolName(pool), (keys_array(keys),)).column(0, "|u1").copy()
+
+    def drop(self, pool: str, keys: Keys) -> U8:
+        """Forget objects nobody has pinned; per key 1 if it is gone."""
+        return self.call(Op.DROP, PoolName(pool), (keys_array(keys),)).column(0, "|u1").copy()
+
+    def hint(self, pool: str, keys: Keys, priority: int, ttl: int) -> None:
+        """Ask to keep pages: priority 0 to 3 for `ttl` seconds."""
+        self.call(Op.HINT, Hint(pool, priority, ttl), (keys_array(keys),))

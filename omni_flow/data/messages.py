@@ -1,0 +1,191 @@
+"""Bodies of the ops of the session, the KV pages, the TempBuffers and the movers."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+L1: Final = 1
+L2: Final = 2
+L3: Final = 4
+TIER_NAMES: Final = {L1: "l1", L2: "l2", L3: "l3"}
+
+
+class Hello(msgspec.Struct, array_like=True):
+    """First message of a connection.
+
+    Args:
+        role: `client`, `mover` or `viewer`.
+        quotas: pages of L1 per pool that must always be available to this session.
+        kinds: job kinds a mover executes.
+    """
+
+    role: str
+    name: str
+    read_only: bool = False
+    quotas: dict[str, int] = {}
+    kinds: tuple[str, ...] = ()
+    temp_bytes: int = 0
+
+
+class PoolInfo(msgspec.Struct, array_like=True):
+    name: str
+    page_bytes: int
+    l1_pages: int
+    l2_pages: int
+    l3: bool
+
+
+class Welcome(msgspec.Struct, array_like=True):
+    session: int
+    epoch: int
+    pools: tuple[PoolInfo, ...]
+    arenas: tuple[str, ...]
+    temp_bytes: int
+    path: str
+    secret: int
+
+
+class ArenaRef(msgspec.Struct, array_like=True):
+    """Which arena: `<pool>/l1`, `<pool>/l2`, `temp`, `temp/generations`, `temp/ledger`."""
+
+    name: str
+    write: bool = False
+    session: int = 0
+    secret: int = 0
+
+
+class ArenaInfo(msgspec.Struct, array_like=True):
+    name: str
+    size: int
+    kind: str
+    page_size: int
+
+
+class Reserve(msgspec.Struct, array_like=True):
+    pool: str
+    count: int
+    least: int = 0
+    timeout_ms: int = 0
+    tier: int = L1
+
+
+class Reserved(msgspec.Struct, array_like=True):
+    token: int
+
+
+class Commit(msgspec.Struct, array_like=True):
+    pool: str
+    token: int
+    pin: bool = False
+    keep_duplicates: bool = False
+
+
+class Committed(msgspec.Struct, array_like=True):
+    lease: int
+
+
+class Abort(msgspec.Struct, array_like=True):
+    pool: str
+    token: int
+    fence_ms: int = 0
+
+
+class Group(msgspec.Struct, array_like=True):
+    """One attention group of a look-up; its keys are the column of the same place.
+
+    Args:
+        window: 0 = every page of the prefix is needed, w = only its last w pages.
+        stride: objects per page (head or layer ranges); the keys come page by page.
+    """
+
+    pool: str
+    window: int = 0
+    stride: int = 1
+
+
+class Lookup(msgspec.Struct, array_like=True):
+    groups: tuple[Group, ...]
+    pin: bool = True
+    tiers: int = L1 | L2
+    prefetch: bool = False
+
+
+class Found(msgspec.Struct, array_like=True):
+    """`pages`: longest usable prefix; `lease`: 0 when nothing is pinned; `first`: first page pinned per group."""
+
+    pages: int
+    lease: int
+    first: tuple[int, ...]
+
+
+class Unpin(msgspec.Struct, array_like=True):
+    pool: str
+    lease: int
+
+
+class PoolName(msgspec.Struct, array_like=True):
+    pool: str
+
+
+class Hint(msgspec.Struct, array_like=True):
+    pool: str
+    priority: int
+    ttl: int = 0
+
+
+class TempLease(msgspec.Struct, array_like=True):
+    size: int
+    count: int
+    timeout_ms: int = 0
+
+
+class TempCount(msgspec.Struct, array_like=True):
+    count: int
+
+
+class TempRetract(msgspec.Struct, array_like=True):
+    slot: int
+    generation: int
+
+
+class Job(msgspec.Struct, array_like=True):
+    id: int
+    kind: str
+    pool: str
+    page_bytes: int
+    deadline_ms: int
+    src: int = 0
+    dst: int = 0
+    peer: str = ""
+
+
+class JobDone(msgspec.Struct, array_like=True):
+    id: int
+    error: str = ""
+
+
+class JobAdd(msgspec.Struct, array_like=True):
+    kind: str
+    pool: str
+    timeout_ms: int
+    peer: str = ""
+
+
+class L3Change(msgspec.Struct, array_like=True):
+    pool: str
+    what: str
+
+
+class TierState(msgspec.Struct, array_like=True):
+    pool: str
+    tier: int
+    on: bool
+    reason: str = ""
+
+
+class Tree(msgspec.Struct, array_like=True):
+    """A plain tree of numbers and names, for `STATS`, `INSPECT` and `CHECK`."""
+
+    data: Any

@@ -1,0 +1,386 @@
+"""The memory manager: one process, one thread, one epoll. It moves no bytes of pages and waits for nothing.
+
+`Server` owns the arenas and the sessions and hands each message to the service of its op. What a service does later
+(waits, deadlines, reclaim) it does in `tick` or in slices, so that no client waits long for another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from omni_flow.data.arena import Arena
+from omni_flow.data.errors import BadMessage, DataError, Refused, StaleEpoch, UnknownName
+from omni_flow.data.kv_pool import PoolSpec
+from omni_flow.data.messages import ArenaInfo, ArenaRef, Hello, PoolInfo, Tree, Welcome
+from omni_flow.data.protocol import Message, Op, decode, peek
+from omni_flow.data.session import Handler, Service, Session, Wire
+from omni_flow.data.unix_front import UnixFront
+
+log = logging.getLogger("omni_flow.data")
+SLICE_S: Final = 0.001
+ROLES: Final = ("client", "engine", "mover", "viewer")
+
+
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a memory manager serves.
+
+    Args:
+        path: of the Unix socket, in a directory of this user.
+        pools: KV pools.
+        temp_bytes: arena of the TempBuffer pool; 0: none.
+        temp_client_bytes: most one client may hold of it; 0: no bound.
+        orphan_s: how long a published buffer of a dead producer waits for consumers who have not adopted it.
+        uids: further users who may connect.
+        endpoints: ZMQ endpoints to serve as well (`ipc://…`, `tcp://127.0.0.1:…`).
+        huge: use huge pages where there are any.
+        populate: `now`, `background` or `lazy`; see `Arena.create`.
+        movers: command lines of mover processes to run.
+    """
+
+    path: str
+    pools: tuple[PoolSpec, ...] = ()
+    temp_bytes: int = 0
+    temp_client_bytes: int = 0
+    orphan_s: float = 30.0
+    uids: tuple[int, ...] = ()
+    endpoints: tuple[str, ...] = ()
+    huge: bool = True
+    populate: str = "now"
+    movers: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(slots=True)
+class Reclaim:
+    """The end of a session, in slices."""
+
+    session: Session
+    steps: Iterator[None]
+    began: float
+    slices: int = 0
+    worst: float = 0.0
+    freed: dict[str, int] = field(default_factory=dict)
+
+
+class Server:
+    """See the module. `services` are those of `services.default_services` plus whatever else the node offers."""
+
+    def __init__(self, config: ServerConfig, services: Callable[[Server], Sequence[Service]]) -> None:
+        self.config = config
+        self.epoch = int.from_bytes(os.urandom(8), "little") >> 1 | 1
+        self.poll = select.epoll()
+        self.arenas: dict[str, Arena] = {}
+        self.arena_of: dict[str, Callable[[Session, str], Arena]] = {}
+        self.sessions: dict[int, Session] = {}
+        self.reclaims: deque[Reclaim] = deque()
+        self.watch: dict[int, Callable[[int], None]] = {}
+        self.counters: dict[str, int] = dict.fromkeys(
+            ("requests", "bad_messages", "failures", "sessions_opened", "sessions_closed", "foreign", "wakeups"), 0
+        )
+        self.reclaim_worst_s = 0.0
+        self.reclaim_last_s = 0.0
+        self._numbers = 0
+        self._running = False
+        self._make_arenas()
+        self.services: list[Service] = list(services(self))
+        self.handlers: dict[int, Handler] = {
+            Op.HELLO: self._hello,
+            Op.ARENA: self._arena,
+            Op.PING: self._ping,
+            Op.STATS: self._stats,
+            Op.INSPECT: self._inspect,
+            Op.CHECK: self._check,
+        }
+        for service in self.services:
+            self.handlers.update(service.ops)
+        uids = frozenset((os.getuid(), *config.uids))
+        self.front = UnixFront(config.path, self.poll, uids, self.open_session, self.receive, self.close_session)
+        self.fronts: list[object] = []
+        if config.endpoints:
+            from omni_flow.data.zmq_front import ZmqFront
+
+            self.fronts.append(ZmqFront(self, config.endpoints))
+        self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.watch_fd(self._wake_r, self._woken)
+
+    def _make_arenas(self) -> None:
+        config = self.config
+        for pool in config.pools:
+            for tier, pages in (("l1", pool.l1_pages), ("l2", pool.l2_pages)):
+                if pages:
+                    self._make(f"{pool.name}/{tier}", pages * pool.page_bytes)
+        if config.temp_bytes:
+            self._make("temp", config.temp_bytes)
+
+    def _make(self, name: str, size: int) -> None:
+        self.arenas[name] = Arena.create(name, size, huge=self.config.huge, populate=self.config.populate)
+
+    # -- the loop -----------------------------------------------------------------------------------------------
+
+    def watch_fd(self, fd: int, ready: Callable[[int], None]) -> None:
+        """Call `ready(events)` when `fd` can be read."""
+        self.watch[fd] = ready
+        self.poll.register(fd, select.EPOLLIN)
+
+    def unwatch_fd(self, fd: int) -> None:
+        del self.watch[fd]
+        self.poll.unregister(fd)
+
+    def _woken(self, _events: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_r, 4096)
+
+    def run(self) -> None:
+        """Serve until `stop`."""
+        self._running = True
+        poll, watch, front = self.poll, self.watch, self.front
+        due = 0.0
+        while self._running:
+            if self.reclaims:
+                timeout = 0.0
+            elif due < 0:
+                timeout = -1.0
+            else:
+                timeout = max(0.0, due - time.monotonic())
+            ready = poll.poll(timeout)
+            for fd, events in ready:
+                if front.owns(fd):
+                    front.ready(fd, events)
+                elif fd in watch:
+                    watch[fd](events)
+            if self.reclaims:
+                self._reclaim_slice()
+            due = self._tick()
+        self._shut()
+
+    def stop(self) -> None:
+        """End `run`; may be called from a signal handler or another thread."""
+        self._running = False
+        with contextlib.suppress(OSError):  # already closed
+            os.write(self._wake_w, b"x")
+
+    def _tick(self) -> float:
+        now = time.monotonic()
+        times = [t for t in (service.tick(now) for service in self.services) if t is not None]
+        return min(times) if times else -1.0
+
+    def _shut(self) -> None:
+        for front in self.fronts:
+            front.close()  # type: ignore[attr-defined]
+        self.front.close()
+        while self.reclaims:
+            self._reclaim_slice()
+        os.close(self._wake_r)
+        os.close(self._wake_w)
+        self.poll.close()
+        for arena in self.arenas.values():
+            arena.close()
+
+    # -- sessions -----------------------------------------------------------------------------------------------
+
+    def open_session(self, wire: Wire, pid: int, uid: int) -> Session:
+        self._numbers += 1
+        session = Session(self._numbers, wire, pid, uid, self.epoch)
+        session.secret = int.from_bytes(os.urandom(8), "little") >> 1
+        self.sessions[session.id] = session
+        self.counters["sessions_opened"] += 1
+        return session
+
+    def close_session(self, session: Session) -> None:
+        """The connection has ended: everything held through it goes back, in slices."""
+        if session.closed:
+            return
+        session.closed = True
+        self.sessions.pop(session.id, None)
+        self.counters["sessions_closed"] += 1
+        if session.ready:
+            self.reclaims.append(Reclaim(session, self._close_all(session), time.monotonic()))
+
+    def _close_all(self, session: Session) -> Iterator[None]:
+        for service in self.services:
+            yield from service.closed(session)
+
+    def _reclaim_slice(self) -> None:
+        """About a millisecond of the oldest reclaim."""
+        reclaim = self.reclaims[0]
+        began = time.monotonic()
+        while True:
+            try:
+                next(reclaim.steps)
+            except StopIteration:
+                self.reclaims.popleft()
+                self.reclaim_last_s = time.monotonic() - reclaim.began
+                log.info(
+                    "reclaimed session",
+                    extra={
+                        "session": reclaim.session.id,
+                        "pid": reclaim.session.pid,
+                        "client": reclaim.session.name,
+                        "role": reclaim.session.role,
+                        "slices": reclaim.slices,
+                        "seconds": round(self.reclaim_last_s, 6),
+                        "freed": dict(reclaim.session.state.get("freed", {})),
+                    },
+                )
+                return
+            reclaim.slices += 1
+            spent = time.monotonic() - began
+            self.reclaim_worst_s = max(self.reclaim_worst_s, spent)
+            if spent > SLICE_S:
+                self.reclaims.rotate(-1)
+                return
+
+    # -- messages -----------------------------------------------------------------------------------------------
+
+    def receive(self, session: Session, buffer: bytearray | bytes, length: int, fds: Sequence[int]) -> None:
+        """Serve one message as it came."""
+        self.counters["requests"] += 1
+        try:
+            message = decode(buffer, length, fds)
+            op = message.op
+            handler = self.handlers.get(op)
+            if handler is None or message.flags & 7:
+                raise BadMessage(f"op {op} with flags {message.flags}", "see docs/data_plane.md")
+            if not session.ready:
+                if op != Op.HELLO and op != Op.ARENA:
+                    if message.epoch and message.epoch != self.epoch:
+                        raise StaleEpoch("this memory manager was started again", "register again")
+                    raise Refused("no HELLO yet", "say HELLO first")
+            elif message.epoch != self.epoch:
+                raise StaleEpoch("this memory manager was started again", "register again")
+        except DataError as error:
+            for fd in fds:
+                os.close(fd)
+            self.counters["bad_messages"] += isinstance(error, BadMessage)
+            op, request = peek(buffer, length)
+            session.refuse(op, request, error)
+            return
+        try:
+            handler(session, message)
+        except DataError as error:
+            self.counters["failures"] += 1
+            session.fail(message, error)
+
+    def _hello(self, session: Session, message: Message) -> None:
+        hello = message.body(Hello)
+        if session.ready:
+            raise Refused("HELLO twice on one connection", "open another connection")
+        if hello.role not in ROLES:
+            raise UnknownName(f"role {hello.role!r}", f"one of {', '.join(ROLES)}")
+        if len(hello.name) > 200:
+            raise BadMessage(f"a name of {len(hello.name)} characters", "at most 200")
+        session.role, session.name = hello.role, hello.name
+        session.read_only = hello.read_only or hello.role == "viewer"
+        session.kinds, session.quotas = hello.kinds, hello.quotas
+        opened: list[Service] = []
+        try:
+            for service in self.services:
+                opened.append(service)
+                service.opened(session)
+        except DataError:
+            for service in opened:
+                for _ in service.closed(session):
+                    pass
+            raise
+        session.ready = True
+        pools = tuple(PoolInfo(p.name, p.page_bytes, p.l1_pages, p.l2_pages, p.l3_pages > 0) for p in self.config.pools)
+        welcome = Welcome(
+            session.id, self.epoch, pools, tuple(self.arenas), self.config.temp_bytes, self.config.path, session.secret
+        )
+        session.reply(message, welcome)
+
+    def _arena(self, session: Session, message: Message) -> None:
+        """One descriptor. A connection without `HELLO` may ask on behalf of a session whose secret it knows."""
+        ref = message.body(ArenaRef)
+        owner = session
+        if not session.ready:
+            found = self.sessions.get(ref.session)
+            if found is None or found.secret != ref.secret or found.uid not in (session.uid, -1):
+                raise Refused("ARENA without HELLO", "say HELLO first, or name the session and its secret")
+            owner = found
+        if ref.name in self.arenas:
+            arena = self.arenas[ref.name]
+        else:
+            make = self.arena_of.get(ref.name)
+            if make is None:
+                raise UnknownName(f"arena {ref.name!r}", f"there are {', '.join((*self.arenas, *self.arena_of))}")
+            arena = make(owner, ref.name)
+        if ref.write and owner.read_only:
+            raise Refused(f"session {owner.id} is read-only", f"map {ref.name} without write")
+        info = ArenaInfo(ref.name, arena.size, arena.kind, arena.page_size)
+        if ref.write:
+            session.reply(message, info, fds=(arena.fd,))
+            return
+        fd = arena.reader_fd()
+        try:
+            session.reply(message, info, fds=(fd,))
+        finally:
+            os.close(fd)
+
+    def _ping(self, session: Session, message: Message) -> None:
+        session.reply(message)
+
+    # -- seeing it ----------------------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, int | float]:
+        """Plain numbers of the server and all services."""
+        numbers: dict[str, int | float] = dict(self.counters)
+        numbers["foreign"] = self.front.foreign
+        numbers["sessions"] = len(self.sessions)
+        numbers["reclaims_running"] = len(self.reclaims)
+        numbers["reclaim_last_s"] = self.reclaim_last_s
+        numbers["reclaim_slice_worst_s"] = self.reclaim_worst_s
+        for name, arena in self.arenas.items():
+            numbers[f"arena_bytes/{name}"] = arena.size
+        for service in self.services:
+            numbers.update(service.stats())
+        return numbers
+
+    def _stats(self, session: Session, message: Message) -> None:
+        session.reply(message, Tree(self.stats()))
+
+    def _inspect(self, session: Session, message: Message) -> None:
+        """Who is connected. Names of pages are never listed."""
+        rows = [
+            {
+                "session": s.id,
+                "pid": s.pid,
+                "uid": s.uid,
+                "name": s.name,
+                "role": s.role,
+                "held": dict(s.state.get("held", dict)()) if callable(s.state.get("held")) else {},
+            }
+            for s in list(self.sessions.values())[:500]
+            if s.ready
+        ]
+        session.reply(message, Tree(rows))
+
+    def _check(self, session: Session, message: Message) -> None:
+        faults: list[str] = []
+        for service in self.services:
+            faults.extend(service.check())
+        session.reply(message, Tree(faults[:100]))
+
+
+def serve(
+    config: ServerConfig,
+    services: Callable[[Server], Sequence[Service]],
+    ready: Callable[[Server], None] = lambda _server: None,
+) -> None:
+    """Run a server in this process until SIGTERM or SIGINT; calls `ready` once clients may connect."""
+    server = Server(config, services)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _n, _f: server.stop())
+    ready(server)
+    log.info("memory manager ready", extra={"path": config.path, "epoch": server.epoch})
+    server.run()
