@@ -60,11 +60,10 @@ Count = int | ParamRef | FieldRef | Literal["all"]
 class SlotSpec:
     """One input of a group.
 
-    `field` is the field read, or the name of a feedback declaration (a back edge). `levels` is the number of sources a
-    closing join (`collect`, `count`, `last`) removes from the end of the field's scope; with `over` (a source, or the last
-    part of its name) it is that source and all after it instead. `ordered` goes with a plain
-    slot or a window. `size`, `stride`, `left` (left context) and `policy` belong to a window; with a policy, `size` is
-    the policy's `max_frames`.
+    `field` is the field read, or the name of a feedback declaration (a back edge). A closing join (`collect`, `count`,
+    `last`) removes `levels` sources from the end of the field's scope; with `over` (a source, or the last part of its
+    name) that source and all after it. `ordered` goes with a plain slot or a window. `size`, `stride`, `left` (left
+    context) and `policy` belong to a window; with a policy, `size` is the policy's `max_frames`.
     """
 
     field: str
@@ -155,8 +154,8 @@ class RoleSpec:
 class UseSpec:
     """A cross-graph reference, already inlined; kept so that lint can name unbound or streamed placeholders.
 
-    `bind` maps a placeholder of the used graph to a field of this one; `unbound` and `streamed` list placeholders of the
-    used graph that are not bound, or that are streamed (which cannot be bound).
+    `bind` maps a placeholder of the used graph to a field of this one. `unbound` and `streamed` list placeholders of
+    the used graph that are not bound, or that are streamed, which cannot be bound.
     """
 
     name: str

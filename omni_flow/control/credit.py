@@ -1,0 +1,78 @@
+"""Creators' credit: how many numbers a creator has open under one parent.
+
+A number is open from its creation until each reader that is waited for has acknowledged it. Acks may come twice and,
+after a share was hosted anew, before the number is created again.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+Reader = tuple[int, int]
+"""Who acknowledged: (interface, share), or (GATEWAY, output)."""
+
+UNBOUNDED: Final = 1 << 60
+
+
+class Account:
+    """The open numbers of one source under one parent.
+
+    `limit` is W in numbers, `byte_limit` W in bytes (one number may always be open, however large), `expected` how many
+    distinct acknowledgements close a number; 0 means that nobody is waited for.
+    """
+
+    __slots__ = ("_byte_limit", "_early", "_expected", "_limit", "_open", "_sizes", "created", "open_bytes")
+
+    def __init__(self, limit: int, expected: int, byte_limit: int = UNBOUNDED) -> None:
+        self._limit = limit
+        self._byte_limit = byte_limit
+        self._expected = expected
+        self._open: dict[int, set[Reader] | None] = {}
+        self._early: dict[int, set[Reader]] = {}
+        self._sizes: dict[int, int] = {}
+        self.created = 0
+        self.open_bytes = 0
+
+    @property
+    def open(self) -> int:
+        """How many numbers are open."""
+        return len(self._open)
+
+    def may_create(self) -> bool:
+        """Whether the next number may be created now."""
+        held = len(self._open)
+        return held == 0 or (held < self._limit and self.open_bytes < self._byte_limit)
+
+    def create(self, size: int = 0) -> int:
+        """Create the next number, with `size` bytes of payload; returns it."""
+        number = self.created
+        self.created = number + 1
+        if self._expected == 0:
+            return number
+        early = self._early.pop(number, None) if self._early else None
+        if early is not None and len(early) >= self._expected:
+            return number
+        self._open[number] = early
+        if size:
+            self._sizes[number] = size
+            self.open_bytes += size
+        return number
+
+    def ack(self, number: int, reader: Reader) -> bool:
+        """Take an acknowledgement. True if it closed an open number."""
+        if number >= self.created:
+            self._early.setdefault(number, set()).add(reader)
+            return False
+        if number not in self._open:
+            return False
+        if self._expected > 1:
+            seen = self._open[number]
+            if seen is None:
+                seen = self._open[number] = set()
+            seen.add(reader)
+            if len(seen) < self._expected:
+                return False
+        del self._open[number]
+        if self._sizes:
+            self.open_bytes -= self._sizes.pop(number, 0)
+        return True
