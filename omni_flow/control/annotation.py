@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import types
 import typing
 from collections.abc import Mapping, Sequence
 
-import msgspec
 import numpy as np
 
-from omni_flow.control.types import KV, Anything, Bytes, Json, ListOf, OneOf, Record, Scalar, Tensor, Text, Type
+from omni_flow.control.types import (
+    KV,
+    Anything,
+    Bytes,
+    Json,
+    ListOf,
+    OneOf,
+    Record,
+    Scalar,
+    Tensor,
+    Text,
+    Type,
+    is_record,
+)
 from omni_flow.refs import Absent, KVRef, TensorRef
-
-
-def is_record(kind: object) -> bool:
-    """Whether `kind` is a class that the codec carries by its fields."""
-    if not isinstance(kind, type):
-        return False
-    return issubclass(kind, msgspec.Struct) or dataclasses.is_dataclass(kind) or is_pydantic(kind)
-
-
-def is_pydantic(kind: type) -> bool:
-    """Whether `kind` is a pydantic model class; asks pydantic only if somebody has imported it."""
-    pydantic = sys.modules.get("pydantic")
-    return pydantic is not None and issubclass(kind, pydantic.BaseModel)
 
 
 def as_type(annotation: object) -> Type | None:

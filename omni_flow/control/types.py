@@ -7,11 +7,13 @@ already loaded.
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import typing
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from omni_flow.control.declare import DeclarationError
@@ -221,7 +223,7 @@ class ListOf(Type):
 
     def mismatch(self, value: object) -> str | None:
         if not isinstance(value, (list, tuple)):
-            return Type.mismatch(self, value)
+            return f"expected {self}, got {describe(value)}"
         if isinstance(self.item, Anything):
             return None
         for i, item in enumerate(value):
@@ -266,6 +268,19 @@ class Record(Type):
 def check(type_: Type | None, value: object) -> str | None:
     """None if `value` is of `type_` (None: no statement), else "expected ..., got ..."."""
     return None if type_ is None else type_.mismatch(value)
+
+
+def is_record(kind: object) -> bool:
+    """Whether `kind` is a class that the codec carries by its fields."""
+    if not isinstance(kind, type):
+        return False
+    return issubclass(kind, msgspec.Struct) or dataclasses.is_dataclass(kind) or is_pydantic(kind)
+
+
+def is_pydantic(kind: type) -> bool:
+    """Whether `kind` is a pydantic model class; asks pydantic only if somebody has imported it."""
+    pydantic = sys.modules.get("pydantic")
+    return pydantic is not None and issubclass(kind, pydantic.BaseModel)
 
 
 def _matches(pattern: tuple[Dim, ...], shape: tuple[int, ...]) -> bool:
