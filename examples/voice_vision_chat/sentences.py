@@ -8,29 +8,8 @@ from collections.abc import Sequence
 _CLOSERS = "\"'”’)]*_"
 _END = re.compile(rf"(\S*?)([.!?…]+)[{re.escape(_CLOSERS)}]*\s*\Z")
 _ABBREVIATIONS = frozenset(
-    (
-        "mr",
-        "mrs",
-        "ms",
-        "dr",
-        "prof",
-        "st",
-        "sr",
-        "jr",
-        "vs",
-        "etc",
-        "fig",
-        "vol",
-        "approx",
-        "dept",
-        "est",
-        "e.g",
-        "i.e",
-        "a.m",
-        "p.m",
-        "u.s",
-        "u.k",
-    )
+    ["mr", "mrs", "ms", "dr", "prof", "st", "sr", "jr", "vs", "etc", "approx", "dept"]
+    + ["e.g", "i.e", "a.m", "p.m", "u.s", "u.k"]
 )
 
 

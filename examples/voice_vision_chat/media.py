@@ -1,0 +1,151 @@
+"""Files to arrays and back: sound as mono float32 at 16 kHz, pictures as RGB uint8.
+
+Sizes are checked before anything is decoded. Every error of a file is a MediaError that names the file and the mend.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import soundfile
+import soxr
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+SPEECH_RATE = 16_000
+MAX_SPEECH_S = 120.0
+MAX_PIXELS = 40_000_000
+MAX_BYTES = 64 * 2**20
+_PICTURE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+_PICTURE_HEADS = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\0", b"MM\0*")
+_SOUND_HEADS = (b"RIFF", b"fLaC", b"OggS", b"ID3")
+
+
+class MediaError(ValueError):
+    """A file that can't be used. `path` is the file, `reason` what is wrong with it, `mend` what to do."""
+
+    def __init__(self, path: Path, reason: str, mend: str) -> None:
+        super().__init__(f"{path}: {reason}; {mend}")
+        self.path, self.reason, self.mend = path, reason, mend
+
+
+class MediaMissing(MediaError):
+    """There is no such file, or it can't be read."""
+
+
+class MediaWrongKind(MediaError):
+    """The file is no sound, or no picture, of a known format."""
+
+
+class MediaCorrupt(MediaError):
+    """The file is of a known format but damaged, cut off or empty."""
+
+
+class MediaTooLarge(MediaError):
+    """The file is longer or larger than accepted."""
+
+
+def read_speech(path: Path) -> NDArray[np.float32]:
+    """The sound in `path` (WAV, FLAC, OGG, MP3) as samples in [-1, 1], shape (n,), n ≥ 1, at 16 kHz.
+
+    Channels are averaged, other rates resampled. Raises a MediaError.
+    """
+    _check_file(path)
+    _check_riff(path)
+    try:
+        with soundfile.SoundFile(path) as file:
+            seconds = file.frames / file.samplerate
+            if seconds > MAX_SPEECH_S:
+                raise MediaTooLarge(
+                    path, f"{seconds:.0f} s of sound", f"give {MAX_SPEECH_S:.0f} s or less, one question"
+                )
+            samples = file.read(dtype="float32", always_2d=True).mean(axis=1)
+            rate = file.samplerate
+    except soundfile.LibsndfileError as error:
+        if _starts_with(path, _SOUND_HEADS):
+            raise MediaCorrupt(path, f"damaged sound file ({error})", "record or export it again") from error
+        raise MediaWrongKind(path, f"no sound file ({error})", "give a WAV, FLAC, OGG or MP3 file") from error
+    if not len(samples):
+        raise MediaCorrupt(path, "holds no sound", "record or export it again")
+    if not np.isfinite(samples).all():
+        raise MediaCorrupt(path, "holds samples that are no numbers", "record or export it again")
+    if rate != SPEECH_RATE:
+        samples = soxr.resample(samples, rate, SPEECH_RATE)
+    return np.clip(np.asarray(samples, np.float32), np.float32(-1), np.float32(1))
+
+
+def read_picture(path: Path) -> NDArray[np.uint8]:
+    """The picture in `path` (PNG, JPEG, WebP, GIF, BMP, TIFF, PPM) as RGB, shape (height, width, 3), turned upright.
+
+    Transparent parts are laid on white; of an animation the first image is taken. Raises a MediaError.
+    """
+    _check_file(path)
+    try:
+        with Image.open(path, formats=_PICTURE_FORMATS) as file:
+            if file.width * file.height > MAX_PIXELS:
+                raise MediaTooLarge(
+                    path,
+                    f"{file.width} × {file.height} pixels",
+                    f"scale it to {MAX_PIXELS // 10**6} megapixels or less",
+                )
+            picture = ImageOps.exif_transpose(file)
+            if picture.has_transparency_data:
+                picture = picture.convert("RGBA")
+                picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture)
+            return np.array(picture.convert("RGB"), dtype=np.uint8)
+    except UnidentifiedImageError as error:
+        if _starts_with(path, _PICTURE_HEADS):
+            raise MediaCorrupt(path, "damaged picture (its header)", "save or export it again") from error
+        raise MediaWrongKind(path, "no picture of a known format", "give a PNG, JPEG or WebP file") from error
+    except Image.DecompressionBombError as error:
+        raise MediaTooLarge(path, str(error), f"scale it to {MAX_PIXELS // 10**6} megapixels or less") from error
+    except (OSError, SyntaxError, struct.error, EOFError) as error:
+        raise MediaCorrupt(path, f"damaged picture ({error})", "save or export it again") from error
+
+
+def write_speech(path: Path, chunks: Iterable[NDArray[np.float32]], rate: int) -> float:
+    """Writes chunks of mono samples in [-1, 1] as a 16-bit WAV and returns its length in seconds.
+
+    No chunks give a WAV of length 0. Raises OSError when the file can't be written.
+    """
+    written = 0
+    with path.open("wb") as out, soundfile.SoundFile(out, "w", rate, 1, subtype="PCM_16", format="WAV") as file:
+        for chunk in chunks:
+            file.write(np.clip(chunk, -1.0, 1.0))
+            written += len(chunk)
+    return written / rate
+
+
+def _check_file(path: Path) -> None:
+    if not path.is_file():
+        raise MediaMissing(path, "no such file", "check the path")
+    try:
+        size = path.stat().st_size
+        with path.open("rb"):
+            pass
+    except OSError as error:
+        raise MediaMissing(path, f"can't be read ({error.strerror})", "check its permissions") from error
+    if size == 0:
+        raise MediaCorrupt(path, "empty file", "record or export it again")
+    if size > MAX_BYTES:
+        raise MediaTooLarge(path, f"{size / 2**20:.0f} MiB", f"give a file of {MAX_BYTES >> 20} MiB or less")
+
+
+def _check_riff(path: Path) -> None:
+    """A WAV that is cut off decodes without complaint to a part of what was said, so its size is looked at here."""
+    with path.open("rb") as file:
+        head = file.read(12)
+    if len(head) < 12 or head[:4] != b"RIFF" or head[8:] != b"WAVE":
+        return
+    (declared,) = struct.unpack("<I", head[4:8])
+    unknown = declared in (0, 0xFFFFFFFF)  # written by programs that stream and can't go back to fill it in
+    if not unknown and declared + 8 > path.stat().st_size:
+        raise MediaCorrupt(path, "the file is cut off", "record or copy it again")
+
+
+def _starts_with(path: Path, heads: tuple[bytes, ...]) -> bool:
+    with path.open("rb") as file:
+        return file.read(8).startswith(heads)
