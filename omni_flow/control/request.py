@@ -132,9 +132,7 @@ class Request:
     # ---- outputs --------------------------------------------------------------------------------------------
 
     def receive(self, message: Message) -> None:
-        """Take a message from a share."""
-        if self.outcome is not None:
-            return
+        """Take a message from a share. After the outcome it only serves to give credit back."""
         if message.kind <= FAILED:
             self._receive_fact(message)
         elif message.kind == END:
@@ -164,7 +162,7 @@ class Request:
         decided = delivery.decided
         given, idle = delivery.pull()
         for item in given:
-            if delivery.output.hidden:
+            if delivery.output.hidden or self.outcome is not None:
                 idle += item.passed
             else:
                 self.host.deliver(item)
@@ -174,8 +172,7 @@ class Request:
 
     def consumed(self, delivered: Delivered) -> None:
         """The client took a value: the numbers that are done with it may be acknowledged."""
-        if self.outcome is None:
-            self._acknowledge(self._deliveries[delivered.output], delivered.passed)
+        self._acknowledge(self._deliveries[delivered.output], delivered.passed)
 
     def _acknowledge(self, delivery: Delivery, passed: Sequence[Passed]) -> None:
         for parent, number in passed:
