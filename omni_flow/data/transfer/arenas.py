@@ -18,13 +18,10 @@ class Arena:
     """One mapped memory file."""
 
     id: ArenaId
-    fd: int
     size: int
     access: Access
     view: memoryview
     writable: bool
-    splices: bool = True
-    """Whether the kernel can send from the file without a copy; cleared when it says no."""
 
     def check(self, pieces: Iterable[tuple[int, int]]) -> None:
         """Raises: OutOfBounds unless every (offset, length) lies inside."""
@@ -50,7 +47,7 @@ class ArenaMap:
         return iter(list(self._arenas.values()))
 
     def add(self, arena: ArenaId, fd: int, size: int, access: Access) -> Arena:
-        """Duplicate `fd` and map it. Raises: BadJob when the number is taken or the file too short."""
+        """Map `fd`, which stays the caller's. Raises: BadJob when the number is taken or the file too short."""
         if arena in self._arenas:
             raise BadJob(f"arena {arena} is registered already")
         have = os.fstat(fd).st_size
@@ -61,7 +58,7 @@ class ArenaMap:
         if access in ("write", "both") and not writable:
             raise BadJob(f"arena {arena} shall be open to writes, its file is open read-only")
         view = memoryview(mmap.mmap(fd, size, mmap.MAP_SHARED, prot))
-        made = Arena(arena, os.dup(fd), size, access, view, writable)
+        made = Arena(arena, size, access, view, writable)
         self._arenas[arena] = made
         return made
 

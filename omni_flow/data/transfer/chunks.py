@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from omni_flow.data.transfer.base import Spans
 
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 512 << 10
+"""Small enough that a chunk is still in the cache between its copy and its checksum."""
 MAX_CHUNK_BYTES = 16 << 20
 MAX_PIECES = 512
 

@@ -40,7 +40,7 @@ class TcpOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: bytes = b""
     advertise: str = ""
     streams: int = max(1, min(4, (os.cpu_count() or 1) // 2))
-    depth: int = 4
+    depth: int = 2
     chunk_bytes: int = CHUNK_BYTES
     in_flight_bytes: int = 64 << 20
     connections: int = 1024

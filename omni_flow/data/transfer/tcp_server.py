@@ -6,21 +6,18 @@ holds up nobody else. Garbage, half frames and strangers end their own connectio
 
 import contextlib
 import errno
-import os
 import selectors
 import socket
 import struct
 import threading
 
 from omni_flow.data.transfer import wire
-from omni_flow.data.transfer.arenas import Arena, ArenaMap
+from omni_flow.data.transfer.arenas import ArenaMap
 from omni_flow.data.transfer.base import ArenaId
 from omni_flow.data.transfer.errors import ChecksumMismatch, TransferError
 
-_SPLICE_FROM = 32 << 10
 _GREETING_S = 5.0
 _NO_DESCRIPTORS_S = 0.1
-_NO_SPLICE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ESPIPE)
 
 
 class TcpServer:
@@ -131,29 +128,9 @@ class _Connection:
             return
         views = [arena.view[offset : offset + length] for offset, length in pieces]
         head = wire.Answer(wire.GOOD, 0, request.tag, request.nbytes, wire.checksum(views)).pack()
-        if arena.splices and request.nbytes >= _SPLICE_FROM * len(pieces):
-            self._sock.sendall(head, socket.MSG_MORE)
-            for offset, length in pieces:
-                self._splice(arena, offset, length)
-        else:
-            wire.send_all(self._sock, [head, *views])
-
-    def _splice(self, arena: Arena, offset: int, length: int) -> None:
-        """Pages of the memory file go to the socket by reference; a file the kernel cannot splice is sent plainly."""
-        end = offset + length
-        while offset < end and arena.splices:
-            try:
-                sent = os.sendfile(self._sock.fileno(), arena.fd, offset, end - offset)
-            except OSError as error:
-                if error.errno not in _NO_SPLICE:
-                    raise
-                arena.splices = False
-                break
-            if not sent:
-                raise ConnectionResetError(f"the file of arena {arena.id} ends before its size")
-            offset += sent
-        if offset < end:
-            wire.send_all(self._sock, [arena.view[offset:end]])
+        # Not sendfile: the chunk is in the cache from its checksum, and a copy from there was never slower and often
+        # twice as fast as handing over page by page.
+        wire.send_all(self._sock, [head, *views])
 
     def _write(self, request: wire.Request, pieces: list[tuple[int, int]]) -> None:
         try:
