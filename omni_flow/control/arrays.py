@@ -19,6 +19,7 @@ MAX_NDIM: Final = 32
 _EIGHT_BIT: Final = ("float8_e4m3fn", "float8_e5m2")
 _SIZES: Final = {"bfloat16": 2, **dict.fromkeys(_EIGHT_BIT, 1)}
 _NUMPY_DTYPES: Final = {np.dtype(c).name: np.dtype(c) for c in "?bhilqBHILQefdFD"}
+_NAMES: Final = {dtype: name for name, dtype in _NUMPY_DTYPES.items()}  # dtype.name takes a microsecond
 _HEAD: Final = struct.Struct("<BBB")
 
 
@@ -93,13 +94,14 @@ def itemsize(name: str) -> int | None:
 
 def _numpy_parts(value: np.ndarray[Any, Any]) -> tuple[str, Sequence[int], memoryview]:
     dtype = value.dtype
+    known = _NAMES.get(dtype)
+    if known is not None:
+        return known, value.shape, _bytes_of(value)
     if dtype.name in _SIZES:  # of ml_dtypes: numpy does not know their kind
         return dtype.name, value.shape, _bytes_of(value)
     if dtype.kind not in "biufc" or dtype.name not in _NUMPY_DTYPES:
         raise ArrayError(f"an array of {dtype} is not one of numbers")
-    if not dtype.isnative:
-        value = value.astype(dtype.newbyteorder("="))
-    return value.dtype.name, value.shape, _bytes_of(value)
+    return dtype.name, value.shape, _bytes_of(value.astype(dtype.newbyteorder("=")))
 
 
 def _bytes_of(value: np.ndarray[Any, Any]) -> memoryview:

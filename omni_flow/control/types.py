@@ -307,7 +307,7 @@ def _is_tensor(value: object) -> bool:
 def _dtype(value: object) -> str:
     dtype = typing.cast(Any, value).dtype
     if isinstance(dtype, np.dtype):
-        return str(dtype.name)
+        return _DTYPE_NAMES.get(dtype) or str(dtype.name)
     return str(dtype).removeprefix("torch.")
 
 
@@ -329,4 +329,5 @@ def _dtype_name(dtype: object) -> str | None:
         raise DeclarationError("dtype", "the name of a dtype", dtype) from None
 
 
+_DTYPE_NAMES = {np.dtype(c): np.dtype(c).name for c in "?bhilqBHILQefdFD"}  # dtype.name takes a microsecond
 _NOT_NUMPY = frozenset({"bfloat16", "float8_e4m3fn", "float8_e5m2"})
