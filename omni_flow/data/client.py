@@ -223,8 +223,12 @@ class MemoryManagerClient(KvCalls):
     def arena(self, name: str, *, write: bool = False) -> Arena:
         """Map an arena (`<pool>/l1`, `<pool>/l2`, `temp`, …), once per name and mode."""
         found = self._arenas.get((name, write))
-        if found is not None:
-            return found
+        if found is None:
+            found = self._arenas[name, write] = self.open_arena(name, write=write)
+        return found
+
+    def open_arena(self, name: str, *, write: bool = False) -> Arena:
+        """Map an arena anew, for those who want the mapping to go with its last view."""
         ref = ArenaRef(name, write, self.welcome.session, self.welcome.secret)
         if isinstance(self._link, UnixLink):
             reply = self.call(Op.ARENA, ref)
@@ -245,7 +249,6 @@ class MemoryManagerClient(KvCalls):
             raise BadMessage(f"arena {name} came with {len(reply.fds)} descriptors")
         arena = Arena.attach(name, reply.fds[0], info.size, write=write, page_size=info.page_size)
         arena.close()
-        self._arenas[name, write] = arena
         return arena
 
     # -- seeing it ----------------------------------------------------------------------------------------------
