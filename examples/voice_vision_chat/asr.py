@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
+from omni_flow.control.types import Audio
 from omni_flow.refs import ABSENT, Absent
 
 from . import weights
@@ -47,7 +48,7 @@ class Whisper:
         """Frees the model."""
         self._model = None
 
-    def transcribe(self, speech: NDArray[np.float32]) -> str | Absent:
+    def transcribe(self, speech: Annotated[NDArray[np.float32], Audio(RATE)]) -> str | Absent:
         """What is said in `speech` (mono samples in [-1, 1] at 16 kHz), or ABSENT when no words are heard.
 
         Raises ValueError for another shape.

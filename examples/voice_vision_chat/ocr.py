@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
+from omni_flow.control.types import Image
 from omni_flow.refs import ABSENT, Absent
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class RapidOcr:
         """Frees the models."""
         self._engine = None
 
-    def read(self, picture: NDArray[np.uint8]) -> str | Absent:
+    def read(self, picture: Annotated[NDArray[np.uint8], Image]) -> str | Absent:
         """The lines in `picture` (height × width × RGB, uint8) from top to bottom, or ABSENT when there is no text.
 
         Raises ValueError for another shape or dtype.

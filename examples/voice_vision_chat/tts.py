@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from omni_flow.control.types import Audio
 
 if TYPE_CHECKING:
     from hibari import Hibari as Engine
 
 RATE = 24_000
+Chunk = Annotated[NDArray[np.float32], Audio(RATE)]
 _UNSPOKEN = re.compile(r"[*_`#>|~]+")
 
 
@@ -47,7 +50,7 @@ class Hibari:
         """Frees the model."""
         self._engine = None
 
-    def speak(self, ctx: Context, sentence: Sequence[str]) -> Iterator[NDArray[np.float32]]:
+    def speak(self, ctx: Context, sentence: Sequence[str]) -> Iterator[Chunk]:
         """The sentence given in pieces of text, spoken: mono samples in [-1, 1] at 24 kHz, chunk after chunk.
 
         The same text and seed give the same samples. A text without anything to say gives no chunk.

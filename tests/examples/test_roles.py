@@ -76,6 +76,13 @@ def test_speech_recognition_hears_the_sample_questions(asr: Whisper) -> None:
     assert words(heard) == words("How much is a ticket?")
 
 
+def test_arrays_that_may_not_be_written_to_are_accepted(asr: Whisper, ocr: RapidOcr) -> None:
+    speech, picture = media.read_speech(SAMPLES / "picture_question.wav"), media.read_picture(SAMPLES / "sign.png")
+    speech.flags.writeable = picture.flags.writeable = False
+    assert words(asr.transcribe(speech)) == words("How much is a ticket?")
+    assert ocr.read(picture) == SIGN
+
+
 @pytest.mark.parametrize("length", [0, 100, 16_000])
 def test_silence_is_absent(asr: Whisper, length: int) -> None:
     assert asr.transcribe(np.zeros(length, np.float32)) is ABSENT

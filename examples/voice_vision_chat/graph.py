@@ -1,0 +1,43 @@
+"""The graph of the demo: speech, picture and text in; text and speech out.
+
+The question comes from speech if there is any, else from text; what a picture shows is added if there is one. The
+answer is spoken sentence by sentence while it is being written, by two voices that work side by side.
+"""
+
+from omni_flow.control.graph import Graph
+from omni_flow.control.slots import optional, stream, window
+from omni_flow.control.types import Audio, Image, Text
+
+from .asr import Whisper
+from .llm import SmolLM2
+from .ocr import RapidOcr
+from .sentences import Sentences
+from .tts import Hibari
+
+graph = Graph("voice_vision_chat")
+speech = graph.placeholder("speech", Audio(16_000))
+picture = graph.placeholder("picture", Image)
+text = graph.placeholder("text", Text)
+
+asr = graph.role("asr", Whisper, init={"model": "tiny"})
+ocr = graph.role("ocr", RapidOcr)
+llm = graph.role("llm", SmolLM2)
+tts = graph.role("tts", Hibari, replicas=2)
+
+heard = asr.interface("transcribe", inputs=[[speech]], outputs=["text"])
+seen = ocr.interface("read", inputs=[[picture]], outputs=["text"])
+answer = llm.interface(
+    "chat",
+    inputs=[
+        [{"question": heard.text, "seen": optional(seen.text)}],
+        [{"question": text, "seen": optional(seen.text)}],
+    ],
+    outputs=[stream("token")],
+)
+spoken = tts.interface(
+    "speak",
+    inputs=[[{"sentence": window(answer.token, policy=Sentences(max_frames=64))}]],
+    outputs=[stream("audio")],
+    on_error="absent",
+)
+graph.output(text=answer.token, speech=spoken.audio, heard=heard.text)
