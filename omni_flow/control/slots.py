@@ -187,13 +187,12 @@ def _hashable(value: object) -> bool:
 def _plain(f: Input, join: Literal["collect", "count", "last", "window"]) -> Slot:
     slot = as_slot(f, "f", "")
     if slot.join is not Join.PLAIN:
-        mend = "over= closes several levels at once"
-        raise DeclarationError(
-            "f", f"a field: {join} of a {slot.join.value} needs an interface between them ({mend})", f
-        )
+        inner = slot.join.value
+        what = f"a field: {join} of a {inner} needs an interface between them (over= closes several levels at once)"
+        raise DeclarationError("f", what, inner)
     if slot.optional or slot.ordered:
         outer = "optional" if slot.optional else "ordered"
-        raise DeclarationError("f", f"a field: write {outer}({join}(...)), not {join}({outer}(...))", f)
+        raise DeclarationError("f", f"a field: write {outer}({join}(...)), not {join}({outer}(...))", outer)
     return slot
 
 
