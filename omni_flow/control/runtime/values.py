@@ -1,0 +1,117 @@
+"""Payloads: how the values of a field lie in messages, and how an interface's inputs come out of them.
+
+Between processes a payload is bytes, encoded once at the producer whatever the number of readers. Where all of a graph
+lives in one process it is a `Local`, the value itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from omni_flow.control.codec import Codec, MalformedPayload
+from omni_flow.control.plan import Interface, Plan
+from omni_flow.control.signatures import element, role_class, signature_of
+from omni_flow.control.spec import Join, OutputSpec
+from omni_flow.control.types import ListOf, Type
+from omni_flow.refs import ABSENT
+
+LISTS = (Join.COLLECT, Join.COUNT, Join.WINDOW)
+
+
+class Local:
+    """A value that stays in its process. Readers must not change it in place."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class WrongValue(TypeError):
+    """A value of the wrong type or shape. The message names interface, field, what was expected and what came."""
+
+    def __init__(self, interface: str, field: str, mismatch: str) -> None:
+        self.interface, self.field, self.mismatch = interface, field, mismatch
+        super().__init__(f"{field!r} of {interface!r}: {mismatch}")
+
+
+class Values:
+    """Encodes and decodes the payloads of one graph. `local`: the whole graph is in this process."""
+
+    def __init__(self, codec: Codec, local: bool = False) -> None:
+        self.codec = codec
+        self.local = local
+
+    def encode(self, value: Any, type_: Type | None, interface: str, field: str) -> tuple[Any, int]:
+        """The payload of a value and its size in bytes; ABSENT stays what it is.
+
+        Raises:
+            WrongValue: the value is not of the field's type.
+            NotSerialisable: nothing can carry it.
+        """
+        if value is ABSENT:
+            return ABSENT, 0
+        if type_ is not None and (mismatch := type_.mismatch(value)) is not None:
+            raise WrongValue(interface, field, mismatch)
+        if self.local:
+            return Local(value), getattr(value, "nbytes", 0)
+        data = self.codec.encode(value, type_, interface=interface, field=field)
+        return data, len(data)
+
+    def decode(self, payload: Any, type_: Type | None = None) -> Any:
+        """The value in a payload. Raises MalformedPayload, also when it is not of `type_`."""
+        if type(payload) is Local:
+            return payload.value
+        return self.codec.decode(payload, type_)
+
+
+class Inputs:
+    """How the arguments of one interface's method are made from the cells of its slots."""
+
+    __slots__ = ("_interface", "_lists", "_types", "_values")
+
+    def __init__(self, plan: Plan, interface: Interface, values: Values, types: Mapping[str, Type]) -> None:
+        self._interface = interface.name
+        self._values = values
+        self._types = types
+        self._lists = frozenset(
+            entry.param for group in interface.groups for entry in group if interface.slots[entry.slot].join in LISTS
+        )
+
+    def decode(self, cells: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments by parameter name. Raises WrongValue naming the parameter."""
+        decode, types, lists = self._values.decode, self._types, self._lists
+        found: dict[str, Any] = {}
+        for param, cell in cells.items():
+            type_ = types.get(param)
+            try:
+                if param in lists:
+                    item = type_.item if isinstance(type_, ListOf) else None
+                    found[param] = [decode(c, item) for c in cell]
+                else:
+                    found[param] = decode(cell, type_)
+            except MalformedPayload as wrong:
+                raise WrongValue(self._interface, param, str(wrong)) from wrong
+        return found
+
+
+def input_types(plan: Plan, interface: Interface) -> dict[str, Type]:
+    """What each parameter takes, by its annotation; parameters without one are not judged.
+
+    A batched method takes lists of what one activation gets.
+    """
+    role = plan.roles[interface.role].spec
+    cls = role_class(role.factory)
+    signature = None if cls is None else signature_of(cls, interface.spec.method)
+    if signature is None:
+        return {}
+    found = {p.name: p.type for p in signature.parameters if p.type is not None}
+    if interface.spec.batch is not None:
+        return {name: item for name, type_ in found.items() if (item := element(type_)) is not None}
+    return found
+
+
+def output_type(output: OutputSpec) -> Type | None:
+    """The declared type of an output, if it is one that can be checked."""
+    return output.type if isinstance(output.type, Type) else None

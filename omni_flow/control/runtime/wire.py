@@ -1,0 +1,146 @@
+"""What travels between nodes: envelopes of core messages, and the few messages of membership.
+
+msgspec msgpack throughout. A batch is all that one loop tick has for one peer.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from omni_flow.control.facts import ACK, FAILED, VALUE, Failure, Message
+
+GATEWAY_ROLE: Final = -1
+"""`Envelope.role` of what goes to the request's gateway."""
+
+CLOSE: Final = -2
+"""`Envelope.role` of a close: the request is over, forget it."""
+
+LOST: Final = 5
+"""Kind of the message to a gateway that a share (`ref` role, `number` share) is lost; `value` is the cause."""
+
+
+class Head(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What every message of a request carries, encoded once at admission and passed on as bytes.
+
+    `gateway` is the id of the gateway's incarnation, `number` the request's number there, `address` where it listens.
+    `replicas[r]` are the replica ids of the shares of role r, pinned. `deadline_s` is what was left at admission, or
+    None. `trace` is a W3C traceparent.
+    """
+
+    graph: str
+    gateway: str
+    number: int
+    address: str
+    replicas: list[list[str]]
+    params: dict[str, Any]
+    seed: int
+    session: str | None = None
+    deadline_s: float | None = None
+    trace: str | None = None
+
+
+class Envelope(msgspec.Struct, array_like=True, tag=0, gc=False):
+    """Messages of one request for one share (or the gateway, or a close). `oldest`: its gateway's oldest live number."""
+
+    head: bytes
+    oldest: int
+    role: int
+    share: int
+    messages: list[Message]
+
+
+class Record(msgspec.Struct, array_like=True, frozen=True):
+    """A live replica. `id` is `role/k@epoch`: another incarnation has another id. `host` names the machine."""
+
+    id: str
+    role: str
+    address: str
+    host: str
+    pid: int
+
+
+class Register(msgspec.Struct, array_like=True, tag=1):
+    """A replica says that it is ready. `load_s` is what `setup` and construction took."""
+
+    record: Record
+    load_s: float
+
+
+class Roster(msgspec.Struct, array_like=True, tag=2):
+    """The registry's whole view. `dead`: replica id → cause, for ids that live requests may name. `successors`:
+    dead id → the id started in its place. `leaving`: ids that take no new requests."""
+
+    version: int
+    live: list[Record]
+    dead: dict[str, str]
+    successors: dict[str, str]
+    leaving: list[str]
+    gateways_gone: list[str]
+
+
+class Suspect(msgspec.Struct, array_like=True, tag=3):
+    """A peer's channel broke: the registry should look whether the process lives, and end it if not reachable."""
+
+    address: str
+    cause: str
+
+
+class Retire(msgspec.Struct, array_like=True, tag=4):
+    """The registry asks a replica to end: at once, or (`drain`) when its last request is closed."""
+
+    drain: bool
+
+
+class Subscribe(msgspec.Struct, array_like=True, tag=5):
+    """A gateway asks for the roster, now and at each change."""
+
+    gateway: str
+    address: str
+
+
+class Retired(msgspec.Struct, array_like=True, tag=6):
+    """A replica says that it is empty and ends."""
+
+    id: str
+
+
+Packet = Envelope | Register | Roster | Suspect | Retire | Subscribe | Retired
+
+_encode_head = msgspec.msgpack.Encoder().encode
+_decode_head = msgspec.msgpack.Decoder(Head).decode
+
+
+def encode_head(head: Head) -> bytes:
+    """The bytes that travel in each envelope of a request."""
+    return _encode_head(head)
+
+
+def decode_head(data: bytes) -> Head:
+    """Raises msgspec.DecodeError for anything else."""
+    return _decode_head(data)
+
+
+class BatchCodec:
+    """The codec of the transports."""
+
+    def __init__(self) -> None:
+        self.encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(list[Packet]).decode
+
+    def decode(self, packet: bytes | memoryview) -> list[Any]:
+        """The packets of a batch. Raises msgspec.DecodeError or ValueError for anything malformed."""
+        batch = self._decode(packet)
+        for item in batch:
+            if type(item) is Envelope:
+                for message in item.messages:
+                    kind = message.kind
+                    if kind == VALUE:
+                        continue
+                    if kind == FAILED:
+                        message.value = Failure(*message.value)
+                    elif kind == ACK:
+                        reader, place = message.value
+                        message.value = (reader, place)
+        return batch
