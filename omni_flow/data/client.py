@@ -18,9 +18,11 @@ import msgspec
 
 from omni_flow.data.arena import Arena
 from omni_flow.data.errors import BadMessage, CallTimeout, DataError, Disconnected, StaleEpoch
+from omni_flow.data.hostid import host_id
 from omni_flow.data.kv_client import KvCalls
 from omni_flow.data.messages import ArenaInfo, ArenaRef, Hello, Tree, Welcome
 from omni_flow.data.protocol import ERROR, EVENT, MAX_MESSAGE, REPLY, Column, Failure, Message, Op, decode, encode
+from omni_flow.data.zmq_link import ZmqLink
 
 _ANCILLARY: Final = socket.CMSG_SPACE(253 * 4)
 
@@ -64,6 +66,8 @@ class UnixLink:
                 socket.send_fds(self.sock, [data], list(fds))
             else:
                 self.sock.send(data)
+        except BlockingIOError:
+            raise
         except OSError as error:
             raise Disconnected(f"the memory manager is gone: {error}", "connect again") from error
 
@@ -91,12 +95,10 @@ class UnixLink:
         self.sock.close()
 
 
-def open_link(address: str) -> Link:
+def open_link(address: str, shared_key: str = "") -> Link:
     """Connect to a path (SEQPACKET) or to a ZMQ endpoint (`ipc://`, `tcp://`)."""
     if "://" in address:
-        from omni_flow.data.zmq_link import ZmqLink
-
-        return ZmqLink(address)
+        return ZmqLink(address, shared_key)
     return UnixLink(address)
 
 
@@ -129,32 +131,43 @@ class MemoryManagerClient(KvCalls):
         read_only: bool = False,
         quotas: dict[str, int] | None = None,
         kinds: tuple[str, ...] = (),
-        temp_bytes: int = 0,
+        shared_key: str = "",
         timeout: float = 30.0,
     ) -> None:
         self.address = address
         self.timeout = timeout
         self.on_event: Callable[[Message], None] | None = None
         self.on_stale: list[Callable[[], None]] = []
-        self._hello = Hello(role, name, read_only, quotas or {}, kinds, temp_bytes)
+        self._hello = Hello(role, name, read_only, quotas or {}, kinds, os.getpid(), host_id())
+        self._shared_key = shared_key
         self._request = 0
+        self._closed = False
         self._arenas: dict[tuple[str, bool], Arena] = {}
-        self._waiting: dict[int, Message] = {}
-        self._link: Link
+        self.link: Link
         self.welcome: Welcome
         self.epoch = 0
         self._register()
 
+    @property
+    def read_only(self) -> bool:
+        return self._hello.read_only or self._hello.role == "viewer"
+
     def _register(self) -> None:
         self.epoch = 0
-        self._link = open_link(self.address)
+        self.link = open_link(self.address, self._shared_key)
         try:
             reply = self._exchange(Op.HELLO, self._hello, (), (), self.timeout)
             self.welcome = reply.body(Welcome)
             self.epoch = self.welcome.epoch
+            if isinstance(self.link, ZmqLink) and not self.welcome.local:
+                self.link.keep_alive(self._alive)
         except BaseException:
-            self._link.close()
+            self.link.close()
             raise
+
+    def _alive(self) -> bytes:
+        ref = ArenaRef("", False, self.welcome.session, self.welcome.secret)
+        return encode(Op.KEEPALIVE, 0, 0, 0, ref)
 
     # -- calls --------------------------------------------------------------------------------------------------
 
@@ -177,29 +190,32 @@ class MemoryManagerClient(KvCalls):
         try:
             return self._exchange(op, body, columns, fds, self.timeout if timeout is None else timeout)
         except (Disconnected, StaleEpoch) as error:
-            self._again(error)
+            self.renew()
             raise StaleEpoch(
                 f"the memory manager at {self.address} was started again", "this client is registered anew"
             ) from error
 
-    def _again(self, error: DataError) -> None:
-        """Register with the server that is there now."""
-        self._link.close()
+    def renew(self) -> None:
+        """Register with the server that is there now; nothing is held there and arenas must be mapped again."""
+        self.link.close()
         self._arenas.clear()
-        self._waiting.clear()
         self._register()
         for hook in self.on_stale:
             hook()
+
+    def tell(self, op: int, body: msgspec.Struct | None = None) -> None:
+        """One message without a reply."""
+        self.link.send(encode(op, 0, 0, self.epoch, body))
 
     def _exchange(
         self, op: int, body: msgspec.Struct | None, columns: Sequence[Column], fds: Sequence[int], timeout: float
     ) -> Message:
         self._request = request = (self._request + 1) & 0xFFFFFFFF or 1
-        self._link.send(encode(op, 0, request, self.epoch, body, columns), fds)
+        self.link.send(encode(op, 0, request, self.epoch, body, columns), fds)
         until = time.monotonic() + timeout
         left: float | None = timeout
         while True:
-            reply = self._link.receive(left)
+            reply = self.link.receive(left)
             if reply is None:
                 raise CallTimeout(f"no reply to op {op} within {timeout} s", "is the memory manager alive?")
             if reply.flags & REPLY and reply.request == request:
@@ -223,32 +239,39 @@ class MemoryManagerClient(KvCalls):
     def arena(self, name: str, *, write: bool = False) -> Arena:
         """Map an arena (`<pool>/l1`, `<pool>/l2`, `temp`, …), once per name and mode."""
         found = self._arenas.get((name, write))
-        if found is None:
-            found = self._arenas[name, write] = self.open_arena(name, write=write)
-        return found
+        if found is not None:
+            return found
+        if not isinstance(self.link, UnixLink):
+            return self.side_arena(name, write=write)
+        return self._mapped(name, write, self.call(Op.ARENA, self._ref(name, write)))
 
-    def open_arena(self, name: str, *, write: bool = False) -> Arena:
-        """Map an arena anew, for those who want the mapping to go with its last view."""
-        ref = ArenaRef(name, write, self.welcome.session, self.welcome.secret)
-        if isinstance(self._link, UnixLink):
-            reply = self.call(Op.ARENA, ref)
-        else:
-            side = UnixLink(self.welcome.path)
-            try:
-                side.send(encode(Op.ARENA, 0, 1, 0, ref))
-                answer = side.receive(self.timeout)
-            finally:
-                side.close()
-            if answer is None:
+    def side_arena(self, name: str, *, write: bool = False) -> Arena:
+        """The same over a short connection of its own: for ZMQ, and while calls of an async client run."""
+        found = self._arenas.get((name, write))
+        if found is not None:
+            return found
+        side = UnixLink(self.welcome.path)
+        try:
+            side.send(encode(Op.ARENA, 0, 1, 0, self._ref(name, write)))
+            reply = side.receive(self.timeout)
+            if reply is None:
                 raise CallTimeout(f"no descriptor of arena {name} within {self.timeout} s")
-            if answer.flags & ERROR:
-                raise failure_of(answer)
-            reply = answer
+            if reply.flags & ERROR:
+                raise failure_of(reply)
+            return self._mapped(name, write, reply)
+        finally:
+            side.close()
+
+    def _ref(self, name: str, write: bool) -> ArenaRef:
+        return ArenaRef(name, write, self.welcome.session, self.welcome.secret)
+
+    def _mapped(self, name: str, write: bool, reply: Message) -> Arena:
         info = reply.body(ArenaInfo)
         if len(reply.fds) != 1:
             raise BadMessage(f"arena {name} came with {len(reply.fds)} descriptors")
         arena = Arena.attach(name, reply.fds[0], info.size, write=write, page_size=info.page_size)
         arena.close()
+        self._arenas[name, write] = arena
         return arena
 
     # -- seeing it ----------------------------------------------------------------------------------------------
@@ -274,7 +297,10 @@ class MemoryManagerClient(KvCalls):
 
     def close(self) -> None:
         """End the session; the server takes everything back."""
-        self._link.close()
+        if isinstance(self.link, ZmqLink) and not self._closed:
+            self.tell(Op.GOODBYE)
+        self._closed = True
+        self.link.close()
 
     def __enter__(self) -> MemoryManagerClient:
         return self

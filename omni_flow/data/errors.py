@@ -106,6 +106,18 @@ class OutOfMemory(DataError):
     code = "out-of-memory"
 
 
+class SystemRefusal(DataError):
+    """The operating system refused something to the server (descriptors, memory maps)."""
+
+    code = "system"
+
+
+class InternalError(DataError):
+    """A defect of the server, logged there with its trace."""
+
+    code = "internal"
+
+
 class NoMover(DataError):
     """A job for which no mover process is connected."""
 

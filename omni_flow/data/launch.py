@@ -18,11 +18,21 @@ from omni_flow.data.errors import DataError, Disconnected
 from omni_flow.data.kv_service import KvService
 from omni_flow.data.server import Server, ServerConfig, serve
 from omni_flow.data.session import Service
+from omni_flow.data.temp_service import TempService
 
 
 def default_services(server: Server) -> Sequence[Service]:
     """The services of a node: KV pools, their movers, TempBuffers."""
-    return [KvService(server.config.pools)]
+    config = server.config
+    services: list[Service] = [KvService(config.pools)]
+    if config.temp_bytes:
+        temp = TempService(config.temp_bytes, config.temp_large_bytes, config.temp_client_bytes, config.orphan_s)
+        server.arena_of["temp/ledger"] = temp.ledger
+        server.arena_of["temp/generations"] = temp.generations
+        server.own_arenas.add("temp/ledger")
+        server.read_only_arenas.add("temp/generations")
+        services.append(temp)
+    return services
 
 
 def load_config(path: str) -> ServerConfig:

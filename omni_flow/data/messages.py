@@ -19,6 +19,7 @@ class Hello(msgspec.Struct, array_like=True):
         role: `client`, `mover` or `viewer`.
         quotas: pages of L1 per pool that must always be available to this session.
         kinds: job kinds a mover executes.
+        pid, host: of the caller, believed only where the kernel does not tell (ZMQ) and only to notice its death.
     """
 
     role: str
@@ -26,7 +27,8 @@ class Hello(msgspec.Struct, array_like=True):
     read_only: bool = False
     quotas: dict[str, int] = {}
     kinds: tuple[str, ...] = ()
-    temp_bytes: int = 0
+    pid: int = 0
+    host: str = ""
 
 
 class PoolInfo(msgspec.Struct, array_like=True):
@@ -45,6 +47,8 @@ class Welcome(msgspec.Struct, array_like=True):
     temp_bytes: int
     path: str
     secret: int
+    node: str
+    local: bool
 
 
 class ArenaRef(msgspec.Struct, array_like=True):
@@ -141,13 +145,14 @@ class TempLease(msgspec.Struct, array_like=True):
     timeout_ms: int = 0
 
 
-class TempCount(msgspec.Struct, array_like=True):
-    count: int
+class TempLeased(msgspec.Struct, array_like=True):
+    size: int
 
 
 class TempRetract(msgspec.Struct, array_like=True):
     slot: int
     generation: int
+    shares: int = 1
 
 
 class Job(msgspec.Struct, array_like=True):

@@ -53,6 +53,8 @@ class Op:
     HELLO: Final = 0x01
     ARENA: Final = 0x02
     PING: Final = 0x03
+    KEEPALIVE: Final = 0x04
+    GOODBYE: Final = 0x05
     RESERVE: Final = 0x10
     COMMIT: Final = 0x11
     ABORT: Final = 0x12
@@ -113,6 +115,11 @@ class Message:
         self.raw = raw
         self.columns = columns
         self.fds = fds
+
+    def own(self) -> Message:
+        """The same message with memory of its own."""
+        columns = [column.copy() for column in self.columns]
+        return Message(self.op, self.flags, self.request, self.epoch, bytes(self.raw), columns, self.fds)
 
     def body(self, kind: type[Body]) -> Body:
         """Decode and validate the body.

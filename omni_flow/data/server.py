@@ -20,12 +20,22 @@ from typing import Final
 import msgspec
 
 from omni_flow.data.arena import Arena
-from omni_flow.data.errors import BadMessage, DataError, Refused, StaleEpoch, UnknownName
+from omni_flow.data.errors import (
+    BadMessage,
+    DataError,
+    InternalError,
+    Refused,
+    StaleEpoch,
+    SystemRefusal,
+    UnknownName,
+)
+from omni_flow.data.hostid import host_id
 from omni_flow.data.kv_pool import PoolSpec
 from omni_flow.data.messages import ArenaInfo, ArenaRef, Hello, PoolInfo, Tree, Welcome
 from omni_flow.data.protocol import Message, Op, decode, peek
 from omni_flow.data.session import Handler, Service, Session, Wire
 from omni_flow.data.unix_front import UnixFront
+from omni_flow.data.zmq_front import ZmqFront
 
 log = logging.getLogger("omni_flow.data")
 SLICE_S: Final = 0.001
@@ -37,24 +47,30 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     Args:
         path: of the Unix socket, in a directory of this user.
+        node: name of the node in descriptors, at most 32 characters; default: the host's.
         pools: KV pools.
         temp_bytes: arena of the TempBuffer pool; 0: none.
+        temp_large_bytes: part behind it for buffers larger than 256 MiB.
         temp_client_bytes: most one client may hold of it; 0: no bound.
         orphan_s: how long a published buffer of a dead producer waits for consumers who have not adopted it.
         uids: further users who may connect.
         endpoints: ZMQ endpoints to serve as well (`ipc://…`, `tcp://127.0.0.1:…`).
+        shared_key: secret of all clients over ZMQ (CURVE); without one tcp endpoints are loopback only.
         huge: use huge pages where there are any.
         populate: `now`, `background` or `lazy`; see `Arena.create`.
         movers: command lines of mover processes to run.
     """
 
     path: str
+    node: str = ""
     pools: tuple[PoolSpec, ...] = ()
     temp_bytes: int = 0
+    temp_large_bytes: int = 0
     temp_client_bytes: int = 0
     orphan_s: float = 30.0
     uids: tuple[int, ...] = ()
     endpoints: tuple[str, ...] = ()
+    shared_key: str = ""
     huge: bool = True
     populate: str = "now"
     movers: tuple[tuple[str, ...], ...] = ()
@@ -80,12 +96,14 @@ class Server:
         self.epoch = int.from_bytes(os.urandom(8), "little") >> 1 | 1
         self.poll = select.epoll()
         self.arenas: dict[str, Arena] = {}
+        self.own_arenas: set[str] = set()
+        self.read_only_arenas: set[str] = set()
         self.arena_of: dict[str, Callable[[Session, str], Arena]] = {}
         self.sessions: dict[int, Session] = {}
         self.reclaims: deque[Reclaim] = deque()
         self.watch: dict[int, Callable[[int], None]] = {}
         self.counters: dict[str, int] = dict.fromkeys(
-            ("requests", "bad_messages", "failures", "sessions_opened", "sessions_closed", "foreign", "wakeups"), 0
+            ("requests", "bad_messages", "failures", "sessions_opened", "sessions_closed", "internal_errors"), 0
         )
         self.reclaim_worst_s = 0.0
         self.reclaim_last_s = 0.0
@@ -97,21 +115,19 @@ class Server:
             Op.HELLO: self._hello,
             Op.ARENA: self._arena,
             Op.PING: self._ping,
+            Op.KEEPALIVE: self._keepalive,
+            Op.GOODBYE: self._goodbye,
             Op.STATS: self._stats,
             Op.INSPECT: self._inspect,
             Op.CHECK: self._check,
         }
         for service in self.services:
             self.handlers.update(service.ops)
-        uids = frozenset((os.getuid(), *config.uids))
-        self.front = UnixFront(config.path, self.poll, uids, self.open_session, self.receive, self.close_session)
-        self.fronts: list[object] = []
-        if config.endpoints:
-            from omni_flow.data.zmq_front import ZmqFront
-
-            self.fronts.append(ZmqFront(self, config.endpoints))
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.watch_fd(self._wake_r, self._woken)
+        uids = frozenset((os.getuid(), *config.uids))
+        self.front = UnixFront(config.path, self.poll, uids, self.open_session, self.receive, self.close_session)
+        self.zmq = ZmqFront(self, config.endpoints, config.shared_key) if config.endpoints else None
 
     def _make_arenas(self) -> None:
         config = self.config
@@ -120,7 +136,7 @@ class Server:
                 if pages:
                     self._make(f"{pool.name}/{tier}", pages * pool.page_bytes)
         if config.temp_bytes:
-            self._make("temp", config.temp_bytes)
+            self._make("temp", config.temp_bytes + config.temp_large_bytes)
 
     def _make(self, name: str, size: int) -> None:
         self.arenas[name] = Arena.create(name, size, huge=self.config.huge, populate=self.config.populate)
@@ -145,8 +161,9 @@ class Server:
         self._running = True
         poll, watch, front = self.poll, self.watch, self.front
         due = 0.0
+        more = False
         while self._running:
-            if self.reclaims:
+            if self.reclaims or more:
                 timeout = 0.0
             elif due < 0:
                 timeout = -1.0
@@ -158,6 +175,8 @@ class Server:
                     front.ready(fd, events)
                 elif fd in watch:
                     watch[fd](events)
+            if self.zmq is not None:
+                more = self.zmq.drain()
             if self.reclaims:
                 self._reclaim_slice()
             due = self._tick()
@@ -172,11 +191,13 @@ class Server:
     def _tick(self) -> float:
         now = time.monotonic()
         times = [t for t in (service.tick(now) for service in self.services) if t is not None]
+        if self.zmq is not None:
+            times.append(self.zmq.tick(now))
         return min(times) if times else -1.0
 
     def _shut(self) -> None:
-        for front in self.fronts:
-            front.close()  # type: ignore[attr-defined]
+        if self.zmq is not None:
+            self.zmq.close()
         self.front.close()
         while self.reclaims:
             self._reclaim_slice()
@@ -252,7 +273,7 @@ class Server:
             if handler is None or message.flags & 7:
                 raise BadMessage(f"op {op} with flags {message.flags}", "see docs/data_plane.md")
             if not session.ready:
-                if op != Op.HELLO and op != Op.ARENA:
+                if op not in (Op.HELLO, Op.ARENA, Op.KEEPALIVE):
                     if message.epoch and message.epoch != self.epoch:
                         raise StaleEpoch("this memory manager was started again", "register again")
                     raise Refused("no HELLO yet", "say HELLO first")
@@ -270,6 +291,14 @@ class Server:
         except DataError as error:
             self.counters["failures"] += 1
             session.fail(message, error)
+        except OSError as error:
+            self.counters["failures"] += 1
+            log.warning("op %s of %s: %s", message.op, session, error)
+            session.fail(message, SystemRefusal(f"the system refuses: {error}", "see the limits of the server process"))
+        except Exception as error:
+            self.counters["internal_errors"] += 1
+            log.exception("op %s of %s", message.op, session)
+            session.fail(message, InternalError(f"{type(error).__name__}: {error}", "see the log; this is a defect"))
 
     def _hello(self, session: Session, message: Message) -> None:
         hello = message.body(Hello)
@@ -293,9 +322,20 @@ class Server:
                     pass
             raise
         session.ready = True
+        if self.zmq is not None and session.uid < 0:
+            self.zmq.tie(session, hello.pid, hello.host == host_id())
+        node = self.config.node or os.uname().nodename[:32]
         pools = tuple(PoolInfo(p.name, p.page_bytes, p.l1_pages, p.l2_pages, p.l3_pages > 0) for p in self.config.pools)
         welcome = Welcome(
-            session.id, self.epoch, pools, tuple(self.arenas), self.config.temp_bytes, self.config.path, session.secret
+            session.id,
+            self.epoch,
+            pools,
+            tuple(self.arenas),
+            self.config.temp_bytes,
+            self.config.path,
+            session.secret,
+            node,
+            session.uid >= 0 or hello.host == host_id(),
         )
         session.reply(message, welcome)
 
@@ -315,8 +355,8 @@ class Server:
             if make is None:
                 raise UnknownName(f"arena {ref.name!r}", f"there are {', '.join((*self.arenas, *self.arena_of))}")
             arena = make(owner, ref.name)
-        if ref.write and owner.read_only:
-            raise Refused(f"session {owner.id} is read-only", f"map {ref.name} without write")
+        if ref.write and (owner.read_only or ref.name in self.read_only_arenas) and ref.name not in self.own_arenas:
+            raise Refused(f"session {owner.id} may only read {ref.name}", "map it without write")
         info = ArenaInfo(ref.name, arena.size, arena.kind, arena.page_size)
         if ref.write:
             session.reply(message, info, fds=(arena.fd,))
@@ -329,6 +369,17 @@ class Server:
 
     def _ping(self, session: Session, message: Message) -> None:
         session.reply(message)
+
+    def _keepalive(self, session: Session, message: Message) -> None:
+        """One-way: the session named in it lives, and so does this connection."""
+        ref = message.body(ArenaRef)
+        found = self.sessions.get(ref.session)
+        if self.zmq is not None and found is not None and found.secret == ref.secret:
+            self.zmq.keep(ref.session)
+
+    def _goodbye(self, session: Session, message: Message) -> None:
+        session.reply(message)
+        session.wire.shut()
 
     # -- seeing it ----------------------------------------------------------------------------------------------
 

@@ -1,0 +1,102 @@
+"""TempBuffers over the asynchronous client: as `TempClient`, with `await` where the server may have to be asked."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omni_flow.data.ledger import BLOCK
+from omni_flow.data.messages import TempRetract
+from omni_flow.data.protocol import Op
+from omni_flow.data.temp_client import (
+    BATCH,
+    Maps,
+    Share,
+    TempBuffer,
+    TempBuffers,
+    copy_in,
+    lease_body,
+    leased_of,
+)
+from omni_flow.refs import TensorRef
+
+if TYPE_CHECKING:
+    from omni_flow.data.aio_client import AsyncMemoryManagerClient
+
+
+class AsyncTempClient:
+    """TempBuffers of one event loop. Shares may be released from any thread, everything else belongs to the loop."""
+
+    def __init__(self, client: AsyncMemoryManagerClient) -> None:
+        self._client = client
+        self._lock = asyncio.Lock()
+        self.buffers = self._map()
+        client.session.on_stale.append(self._stale)
+
+    def _map(self) -> TempBuffers:
+        client = self._client
+        writer = None if client.session.read_only else client.arena("temp", write=True)
+        ledger = client.arena("temp/ledger", write=True)
+        maps = Maps(writer, client.arena("temp"), client.arena("temp/generations"), ledger)
+        return TempBuffers(maps, client.session.welcome.node)
+
+    def _stale(self) -> None:
+        self.buffers.dead = True
+        self.buffers = self._map()
+
+    async def alloc(self, nbytes: int, *, timeout: float = 10.0) -> TempBuffer:
+        """See `TempClient.alloc`."""
+        while (buffer := self.buffers.pop(nbytes)) is None:
+            async with self._lock:
+                if (buffer := self.buffers.pop(nbytes)) is not None:
+                    return buffer
+                order, count = self.buffers.magazine(nbytes)
+                body = lease_body(nbytes, count, timeout)
+                reply = await self._client.call(Op.T_LEASE, body, timeout=timeout + self._client.session.timeout)
+                self.buffers.pending = 0
+                self.buffers.fill(order, *leased_of(reply))
+        return buffer
+
+    def alloc_now(self, nbytes: int) -> TempBuffer | None:
+        """A buffer if the magazine has one; never waits."""
+        return self.buffers.pop(nbytes)
+
+    def publish(self, buffer: TempBuffer, dtype: str, shape: tuple[int, ...], consumers: int = 1) -> TensorRef:
+        """See `TempBuffers.publish`."""
+        return self.buffers.publish(buffer, dtype, shape, consumers)
+
+    async def put(self, array: NDArray[Any], consumers: int = 1, *, timeout: float = 10.0) -> TensorRef:
+        """Copy an array in and publish it."""
+        buffer = await self.alloc(max(1, array.nbytes), timeout=timeout)
+        buffer.nbytes = array.nbytes
+        copy_in(buffer, array)
+        return self.buffers.publish(buffer, array.dtype.name, array.shape, consumers)
+
+    def adopt(self, ref: TensorRef, shares: int = 1) -> Share:
+        """See `TempClient.adopt`."""
+        if self.buffers.pending >= BATCH:
+            self.ring()
+        return self.buffers.adopt(ref, shares)
+
+    def ring(self) -> None:
+        """Tell the server that shares have come back."""
+        self.buffers.pending = 0
+        self._client.tell(Op.T_FLUSH)
+
+    async def flush(self) -> None:
+        """Have everything released so far taken back before this returns."""
+        self.buffers.pending = 0
+        await self._client.call(Op.T_FLUSH)
+
+    async def trim(self) -> None:
+        """Return the slots in the magazines."""
+        entries = self.buffers.drain()
+        for at in range(0, len(entries), 4096):
+            await self._client.call(Op.T_RETURN, None, (np.array(entries[at : at + 4096], np.uint32),))
+
+    async def retract(self, ref: TensorRef, shares: int = 1) -> None:
+        """See `TempClient.retract`."""
+        await self._client.call(Op.T_RETRACT, TempRetract(ref.offset // BLOCK, ref.generation, shares))

@@ -1,0 +1,415 @@
+"""The server's half of the TempBuffer pool: leases, ledgers, orphans.
+
+Clients publish, adopt and release by writing into their ledgers (`ledger.py`); the server reads a ledger when it is
+rung, when room is short, and when its client dies. It alone frees slots, and each return to free raises the slot's
+generation."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omni_flow.data.buddy import MIN_BLOCK, Buddy, Extents
+from omni_flow.data.errors import BadArgument, BadToken, DataError, Holder, NeverFits, PoolFull
+from omni_flow.data.ledger import BLOCK, CELLS, LEASED, MAX_FANOUT, NONE, OWNED, PUBLISHED, RELEASED
+from omni_flow.data.waits import Waiter, WaitQueue
+
+U32 = NDArray[np.uint32]
+Leased = list[tuple[int, int, int]]
+_RECHECK_S = 0.01
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """A slot that is not free. `owner` is 0 for an orphan; `left` counts the shares not yet back, -1 before the
+    first.
+    """
+
+    number: int
+    size: int
+    order: int
+    owner: int
+    entry: int
+    generation: int
+    left: int = -1
+    adopt_until: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class TempAccount:
+    """One client of the pool; `owned` is entry → slot."""
+
+    session: int
+    pid: int
+    name: str
+    ledger: U32 | None = None
+    owned: dict[int, Slot] = field(default_factory=dict)
+    free_entries: list[int] = field(default_factory=lambda: list(range(OWNED - 1, -1, -1)))
+    bytes: int = 0
+    own_wait: WaitQueue = field(default_factory=WaitQueue)
+
+    def held(self) -> U32:
+        """Held entries of the ledger as an array (n, 4)."""
+        if self.ledger is None:
+            return np.zeros((0, CELLS), np.uint32)
+        return self.ledger[OWNED:]
+
+
+class TempPool:
+    """See the module.
+
+    Args:
+        size: bytes of the block area.
+        large: bytes of the area behind it for what is larger than the largest block.
+        client_bytes: bound for one client; 0: none.
+        orphan_s: patience with unadopted shares of a dead producer.
+        generations: the shared table, one cell per 4 KiB of the arena.
+    """
+
+    def __init__(self, size: int, large: int, client_bytes: int, orphan_s: float, generations: U32) -> None:
+        self.blocks = Buddy(size)
+        self.extents = Extents(self.blocks.size, large)
+        self.client_bytes = client_bytes
+        self.orphan_s = orphan_s
+        self.generations = generations
+        self.slots: dict[int, Slot] = {}
+        self.accounts: dict[int, TempAccount] = {}
+        self.waits = WaitQueue()
+        self.orphans: dict[int, Slot] = {}
+        self.closing: list[Slot] = []
+        self.counters: dict[str, int] = dict.fromkeys(
+            ("leased", "freed", "harvests", "waits", "orphaned", "orphans_dropped", "bad_releases", "retracted"), 0
+        )
+
+    def open(self, session: int, pid: int, name: str) -> TempAccount:
+        account = TempAccount(session, pid, name)
+        self.accounts[session] = account
+        return account
+
+    def capacity(self) -> int:
+        return self.blocks.size + self.extents.size
+
+    def free_bytes(self) -> int:
+        return self.blocks.free_bytes + self.extents.free_bytes
+
+    def size_of(self, nbytes: int) -> tuple[int, int]:
+        """Size and class of the slot for a request; class -1 is the large area.
+
+        Raises:
+            NeverFits: larger than any slot there can be.
+        """
+        if nbytes <= self.blocks.largest:
+            order = Buddy.order_of(nbytes)
+            return MIN_BLOCK << order, order
+        size = (nbytes + MIN_BLOCK - 1) // MIN_BLOCK * MIN_BLOCK
+        if size > self.extents.size:
+            raise NeverFits(
+                f"a buffer of {nbytes} bytes: the largest block is {self.blocks.largest}, the large area "
+                f"{self.extents.size}",
+                "raise temp_bytes or temp_large_bytes",
+            )
+        return size, -1
+
+    # -- leases -------------------------------------------------------------------------------------------------
+
+    def lease(
+        self,
+        account: TempAccount,
+        nbytes: int,
+        count: int,
+        deadline: float,
+        now: float,
+        taken: Callable[[int, Leased], None],
+        failed: Callable[[DataError], None],
+    ) -> None:
+        """Lease 1 to `count` slots for `nbytes` each, waiting until the deadline for the first.
+
+        Calls exactly one of `taken(slot size, [(entry, slot, generation)])` and `failed`.
+        """
+        if nbytes < 1 or not 1 <= count <= 256:
+            raise BadArgument(f"{count} slots of {nbytes} bytes", "1 to 256 slots of at least a byte")
+        size, order = self.size_of(nbytes)
+        if self.client_bytes and size > self.client_bytes:
+            raise NeverFits(f"a slot of {size} bytes, a client may hold {self.client_bytes}", "raise temp_client_bytes")
+        if account.ledger is None:
+            raise BadToken(f"session {account.session} has no ledger", "map temp/ledger before leasing")
+
+        def within() -> bool:
+            return bool(account.free_entries) and (not self.client_bytes or account.bytes + size <= self.client_bytes)
+
+        def serve(_last: bool) -> bool:
+            got = self._take(account, size, order, count)
+            if got:
+                taken(size, got)
+            return bool(got)
+
+        def expire() -> None:
+            failed(self._full(account, size, within()))
+
+        def admit(_last: bool) -> bool:
+            if not within():
+                return False
+            if self.waits or not serve(False):
+                self.waits.add(Waiter(account.session, size, deadline, serve, expire))
+            return True
+
+        if not within() or self.waits or not self._enough(size):
+            self.harvest_all()
+        if not account.own_wait and within() and not self.waits and serve(False):
+            return
+        if deadline <= now:
+            expire()
+            return
+        self.counters["waits"] += 1
+        if account.own_wait or not within():
+            account.own_wait.add(Waiter(account.session, size, deadline, admit, expire))
+        else:
+            self.waits.add(Waiter(account.session, size, deadline, serve, expire))
+
+    def _enough(self, size: int) -> bool:
+        return self.free_bytes() - size >= self.capacity() // 16
+
+    def _take(self, account: TempAccount, size: int, order: int, count: int) -> Leased:
+        got: Leased = []
+        ledger = account.ledger
+        assert ledger is not None
+        if self.client_bytes:
+            count = min(count, (self.client_bytes - account.bytes) // size)
+        for _ in range(min(count, len(account.free_entries))):
+            at = self.extents.take(size) if order < 0 else self.blocks.take(order)
+            if at is None:
+                break
+            number = at // BLOCK
+            entry = account.free_entries.pop()
+            slot = Slot(number, size, order, account.session, entry, int(self.generations[number]))
+            self.slots[number] = account.owned[entry] = slot
+            ledger[entry] = (LEASED, 0, number, slot.generation)
+            account.bytes += size
+            got.append((entry, number, slot.generation))
+        self.counters["leased"] += len(got)
+        return got
+
+    def _full(self, account: TempAccount, size: int, within: bool) -> PoolFull:
+        rows = sorted(self.accounts.values(), key=lambda a: -a.bytes)[:8]
+        holders = tuple(Holder(a.session, a.pid, a.name, a.bytes, len(a.held())) for a in rows if a.bytes)
+        if not within:
+            return PoolFull(
+                f"session {account.session} holds {account.bytes} bytes of TempBuffers in {len(account.owned)} slots, "
+                f"the bound is {self.client_bytes} bytes and {OWNED} slots",
+                "consumers must release first",
+                holders,
+            )
+        orphaned = sum(slot.size for slot in self.orphans.values())
+        return PoolFull(
+            f"no slot of {size} bytes: {self.free_bytes()} of {self.capacity()} bytes are free, the largest piece is "
+            f"{max(self.blocks.largest_free(), self.extents.largest_free())}, {orphaned} bytes "
+            "have no producer any more",
+            "wait longer, or let the holders release",
+            holders,
+        )
+
+    def _free(self, slot: Slot) -> None:
+        """All shares are back: the slot is free, its descriptors are stale."""
+        del self.slots[slot.number]
+        self.orphans.pop(slot.number, None)
+        self.generations[slot.number] = (slot.generation + 1) & 0xFFFFFFFF
+        owner = self.accounts.get(slot.owner)
+        if owner is not None and owner.owned.get(slot.entry) is slot:
+            del owner.owned[slot.entry]
+            owner.bytes -= slot.size
+            owner.free_entries.append(slot.entry)
+            if owner.ledger is not None:
+                owner.ledger[slot.entry, 0] = NONE
+        self._recycle(slot)
+
+    def _recycle(self, slot: Slot) -> None:
+        if slot.order < 0:
+            self.extents.give(slot.number * BLOCK, slot.size)
+        else:
+            self.blocks.give(slot.number * BLOCK, slot.order)
+        self.counters["freed"] += 1
+
+    # -- shares -------------------------------------------------------------------------------------------------
+
+    def _shares(self, slot: Slot) -> int:
+        """Shares not yet back, -1 if the slot has not been published."""
+        if slot.left < 0:
+            owner = self.accounts.get(slot.owner)
+            if owner is None or owner.ledger is None:
+                return -1
+            state, fanout = (int(x) for x in owner.ledger[slot.entry, :2])
+            if state != PUBLISHED or not 1 <= fanout <= MAX_FANOUT:
+                return -1
+            slot.left = fanout
+        return slot.left
+
+    def _back(self, number: int, generation: int, shares: int) -> None:
+        """Shares of a slot come back; nonsense is counted and ignored."""
+        slot = self.slots.get(number)
+        if slot is None or slot.generation != generation or self._shares(slot) < 0 or not 1 <= shares <= slot.left:
+            self.counters["bad_releases"] += 1
+            return
+        slot.left -= shares
+        if not slot.left:
+            self._free(slot)
+
+    def harvest(self, account: TempAccount, dead: bool = False) -> int:
+        """Take in what a client has released; of a dead one everything it held. Returns how many entries."""
+        held = account.held()
+        states = held[:, 0]
+        at = np.flatnonzero(states if dead else states == RELEASED)
+        if not len(at):
+            return 0
+        entries = held[at].tolist()
+        states[at] = NONE
+        for _, shares, number, generation in entries:
+            self._back(number, generation, shares)
+        self.counters["harvests"] += 1
+        return len(entries)
+
+    def harvest_all(self) -> None:
+        for account in list(self.accounts.values()):
+            self.harvest(account)
+
+    def give_back(self, account: TempAccount, entries: list[int]) -> None:
+        """Return leased slots that were never published.
+
+        Raises:
+            BadToken: an entry that holds no such slot; nothing is returned then.
+        """
+        if len(set(entries)) != len(entries):
+            raise BadArgument("an entry comes twice")
+        slots = [account.owned.get(entry) for entry in entries]
+        if account.ledger is None or any(slot is None or self._shares(slot) >= 0 for slot in slots):
+            raise BadToken(f"session {account.session} returns slots it has not leased or has published")
+        for slot in slots:
+            assert slot is not None
+            self._free(slot)
+
+    def retract(self, account: TempAccount, number: int, generation: int, shares: int) -> None:
+        """The producer takes back shares that no consumer will adopt.
+
+        Raises:
+            BadToken: not this client's slot, not published, or fewer shares out.
+        """
+        slot = self.slots.get(number)
+        if (
+            slot is None
+            or slot.owner != account.session
+            or slot.generation != generation
+            or not 1 <= shares <= self._shares(slot)
+        ):
+            raise BadToken(f"session {account.session} retracts {shares} shares of slot {number} it has not published")
+        self.counters["retracted"] += shares
+        self._back(number, generation, shares)
+
+    # -- the end of things --------------------------------------------------------------------------------------
+
+    def close(self, session: int, now: float) -> Iterator[None]:
+        """A client has gone: its shares go back, unpublished slots are free, published ones become orphans."""
+        account = self.accounts.get(session)
+        if account is None:
+            return
+        self.waits.forget(session)
+        self.harvest(account, dead=True)
+        yield
+        for done, slot in enumerate(list(account.owned.values()), 1):
+            if self._shares(slot) < 0:
+                self._free(slot)
+            else:
+                slot.owner = 0
+                slot.adopt_until = now + self.orphan_s
+                self.orphans[slot.number] = slot
+                self.counters["orphaned"] += 1
+            if not done % 256:
+                yield
+        del self.accounts[session]
+        self.pump()
+
+    def held_shares(self) -> dict[tuple[int, int], int]:
+        """(slot, generation) → shares in the ledgers of living clients."""
+        found: dict[tuple[int, int], int] = {}
+        for account in self.accounts.values():
+            held = account.held()
+            for _, shares, number, generation in held[held[:, 0] != NONE].tolist():
+                found[number, generation] = found.get((number, generation), 0) + shares
+        return found
+
+    def pump(self) -> None:
+        for account in self.accounts.values():
+            if account.own_wait:
+                account.own_wait.pump()
+        if self.waits:
+            self.waits.pump()
+
+    def tick(self, now: float) -> float | None:
+        """Serve waiters, drop orphans nobody adopts. Returns when to come again."""
+        times: list[float] = []
+        queues = [a.own_wait for a in self.accounts.values() if a.own_wait]
+        if self.waits:
+            queues.append(self.waits)
+        if queues:
+            self.harvest_all()
+            self.pump()
+            times += [t for t in (queue.tick(now) for queue in queues) if t is not None]
+            if times:
+                times.append(now + _RECHECK_S)
+        if self.orphans or self.closing:
+            times.append(self._orphans(now))
+        return min(times, default=None)
+
+    def _orphans(self, now: float) -> float:
+        """Close orphans past their time, and free closed ones that no ledger names any more.
+
+        An adopter first writes its ledger and then checks the generation, and here the generation is raised first
+        and the ledgers are read in a later round: so either it sees the new generation or we see its entry."""
+        due = [slot for slot in self.orphans.values() if slot.adopt_until <= now]
+        if not due and not self.closing:
+            return min(slot.adopt_until for slot in self.orphans.values())
+        self.harvest_all()
+        held = self.held_shares()
+        closing, self.closing = self.closing, []
+        for slot in closing:
+            if (slot.number, slot.generation) in held:
+                self.closing.append(slot)
+            else:
+                self.counters["orphans_dropped"] += 1
+                self._recycle(slot)
+        for slot in due:
+            if self.orphans.get(slot.number) is not slot:
+                continue
+            if (slot.number, slot.generation) in held:
+                slot.adopt_until = now + self.orphan_s
+                continue
+            del self.orphans[slot.number], self.slots[slot.number]
+            self.generations[slot.number] = (slot.generation + 1) & 0xFFFFFFFF
+            self.closing.append(slot)
+        self.pump()
+        later = [now + _RECHECK_S] if self.closing else []
+        return min(later + [slot.adopt_until for slot in self.orphans.values()], default=now + self.orphan_s)
+
+    def check_integrity(self) -> list[str]:
+        """Violated invariants, empty when sound."""
+        faults: list[str] = []
+        used = sum(slot.size for slot in (*self.slots.values(), *self.closing))
+        if used + self.free_bytes() != self.capacity():
+            faults.append(f"{used} bytes used, {self.free_bytes()} free, {self.capacity()} in all")
+        spans = sorted((slot.number * BLOCK, slot.size) for slot in (*self.slots.values(), *self.closing))
+        if any(a + size > b for (a, size), (b, _) in itertools.pairwise(spans)):
+            faults.append("two slots overlap")
+        for account in self.accounts.values():
+            if sum(slot.size for slot in account.owned.values()) != account.bytes:
+                faults.append(f"session {account.session}: bytes miscounted")
+            if len(account.owned) + len(account.free_entries) != OWNED:
+                faults.append(f"session {account.session}: entries miscounted")
+        owned = sum(len(account.owned) for account in self.accounts.values())
+        if owned + len(self.orphans) != len(self.slots):
+            faults.append(f"{len(self.slots)} slots, {owned} owned, {len(self.orphans)} orphans")
+        for slot in self.slots.values():
+            if int(self.generations[slot.number]) != slot.generation:
+                faults.append(f"slot {slot.number} has the wrong generation")
+        return faults

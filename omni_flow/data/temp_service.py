@@ -1,0 +1,122 @@
+"""The ops of the TempBuffer pool: from messages and ledgers to `TempPool`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from omni_flow.data.arena import Arena
+from omni_flow.data.errors import DataError, Refused
+from omni_flow.data.kv_service import deadline_of
+from omni_flow.data.ledger import BLOCK, CELLS, LEDGER_BYTES
+from omni_flow.data.messages import TempLease, TempLeased, TempRetract
+from omni_flow.data.protocol import Message, Op
+from omni_flow.data.session import BaseService, Handler, Session
+from omni_flow.data.temp_pool import Leased, TempAccount, TempPool
+
+
+class TempService(BaseService):
+    """The TempBuffer pool of the node.
+
+    Args:
+        size: bytes of the block area.
+        large: bytes of the area for larger buffers.
+        client_bytes, orphan_s: see `ServerConfig`.
+    """
+
+    def __init__(self, size: int, large: int, client_bytes: int, orphan_s: float) -> None:
+        cells = (size + large) // BLOCK + 1
+        self.table = Arena.create("temp-generations", cells * 4, huge=False)
+        generations = self.table.numpy(0, (cells,), np.uint32)
+        generations[:] = 1
+        self.pool = TempPool(size, large, client_bytes, orphan_s, generations)
+
+    @property
+    def ops(self) -> Mapping[int, Handler]:
+        return {
+            Op.T_LEASE: self._lease,
+            Op.T_FLUSH: self._flush,
+            Op.T_RETURN: self._return,
+            Op.T_RETRACT: self._retract,
+        }
+
+    def opened(self, session: Session) -> None:
+        self.pool.open(session.id, session.pid, session.name or session.role)
+
+    def ledger(self, session: Session, _name: str) -> Arena:
+        """The ledger of a session, made on first use."""
+        arena = session.state.get("ledger")
+        if isinstance(arena, Arena):
+            return arena
+        arena = Arena.create("temp-ledger", LEDGER_BYTES, huge=False, populate="lazy")
+        session.state["ledger"] = arena
+        account = self.pool.accounts[session.id]
+        account.ledger = arena.numpy(0, (LEDGER_BYTES // (4 * CELLS), CELLS), np.uint32)
+        return arena
+
+    def generations(self, _session: Session, _name: str) -> Arena:
+        """The table of generations."""
+        return self.table
+
+    def closed(self, session: Session) -> Iterator[None]:
+        yield from self.pool.close(session.id, time.monotonic())
+        arena = session.state.pop("ledger", None)
+        if isinstance(arena, Arena):
+            arena.close()
+
+    def tick(self, now: float) -> float | None:
+        return self.pool.tick(now)
+
+    def _account(self, session: Session) -> TempAccount:
+        if session.read_only:
+            raise Refused(f"session {session.id} is read-only", "connect without read_only to make buffers")
+        return self.pool.accounts[session.id]
+
+    def _lease(self, session: Session, message: Message) -> None:
+        body = message.body(TempLease)
+        account = self._account(session)
+
+        def taken(size: int, leased: Leased) -> None:
+            session.reply(message, TempLeased(size), tuple(np.array(leased, np.uint32).T.copy()))
+
+        def failed(error: DataError) -> None:
+            session.fail(message, error)
+
+        now = time.monotonic()
+        until = deadline_of(body.timeout_ms, now)
+        self.pool.lease(account, body.size, body.count, until, now, taken, failed)
+
+    def _flush(self, session: Session, message: Message) -> None:
+        """The bell of a client that has released. Answered only if it has a request id."""
+        if self.pool.harvest(self.pool.accounts[session.id]):
+            self.pool.pump()
+        if message.request:
+            session.reply(message)
+
+    def _return(self, session: Session, message: Message) -> None:
+        entries = message.column(0, "<u4").tolist()
+        self.pool.give_back(self._account(session), entries)
+        session.reply(message)
+        self.pool.pump()
+
+    def _retract(self, session: Session, message: Message) -> None:
+        body = message.body(TempRetract)
+        self.pool.retract(self._account(session), body.slot, body.generation, body.shares)
+        session.reply(message)
+        self.pool.pump()
+
+    def stats(self) -> dict[str, int | float]:
+        pool = self.pool
+        numbers: dict[str, int | float] = {f"temp_{name}": value for name, value in pool.counters.items()}
+        numbers["temp_bytes"] = pool.capacity()
+        numbers["temp_free_bytes"] = pool.free_bytes()
+        numbers["temp_largest_free"] = max(pool.blocks.largest_free(), pool.extents.largest_free())
+        numbers["temp_slots"] = len(pool.slots)
+        numbers["temp_orphans"] = len(pool.orphans) + len(pool.closing)
+        numbers["temp_waiting"] = len(pool.waits) + sum(len(a.own_wait) for a in pool.accounts.values())
+        return numbers
+
+    def check(self) -> list[str]:
+        return [f"temp: {fault}" for fault in self.pool.check_integrity()]
