@@ -1,0 +1,456 @@
+"""One request under one schedule: the real shares, ledgers and gateway request, everything around them simulated.
+
+Messages, role code, the client and the announcement of deaths are events on a virtual clock. A *party* is who sends:
+the gateway, or one incarnation of a share (a *seat*); a share that is hosted anew is another seat under a new epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from random import Random
+from typing import Any, Final
+
+from omni_flow.control.delivery import Delivered
+from omni_flow.control.facts import END, FAILED, Failure, Message
+from omni_flow.control.ledger import Ledger, host_of
+from omni_flow.control.plan import Interface, InterfaceId, Path, Plan
+from omni_flow.control.request import Outcome, Request
+from omni_flow.control.share import Activation, RoleError, Share
+from omni_flow.testing import facts
+from omni_flow.testing.facts import Behave, Given
+from omni_flow.testing.schedule import Death, Schedule, delays
+
+Key = tuple[int, int]
+"""(role, share)."""
+
+DELIVER: Final = 0
+TO_GATEWAY: Final = 1
+RUN: Final = 2
+CLOSE: Final = 3
+ANNOUNCE: Final = 4
+LOST: Final = 5
+CONSUMED: Final = 6
+CLIENT: Final = 7
+
+SLOWNESS: Final = 300.0
+STEPS_AT_MOST: Final = 2_000_000
+
+
+@dataclass(slots=True)
+class Observed:
+    """What happened in one run. Paths are tuples of numbers; `runs` has how often each activation was started."""
+
+    outputs: dict[str, list[Any]] = field(default_factory=dict)
+    outcome: str | None = None
+    outcomes: int = 0
+    failed: frozenset[str] = frozenset()
+    runs: dict[tuple[str, Path], list[tuple[int, dict[str, Any]]]] = field(default_factory=dict)
+    facts: dict[tuple[int, Path], Any] = field(default_factory=dict)
+    ends: dict[tuple[int, Path], tuple[int, bool]] = field(default_factory=dict)
+    starts: dict[str, list[Path]] = field(default_factory=dict)
+    contradictions: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    steps: int = 0
+    deaths: int = 0
+    duplicates: int = 0
+    lost: bool = False
+    stopped: bool = False
+
+
+@dataclass(slots=True)
+class Course:
+    """Where role code is in an activation: what it gives, and how much it gave."""
+
+    given: Given
+    position: int = 0
+    parked: bool = False
+
+
+class Party:
+    """Who sends: it logs what it sent, and knows each share's epoch as far as it was told."""
+
+    __slots__ = ("dead", "ledger", "view", "world")
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.ledger = Ledger(world.plan)
+        self.view = dict(world.epochs)
+        self.dead = False
+
+    def send(self, role: int, share: int, message: Message, interfaces: tuple[InterfaceId, ...]) -> None:
+        self.ledger.sent(role, share, message, interfaces)
+        self.world.note(message)
+        self.world.post(self, (role, share), message)
+
+    def decode(self, payload: Any) -> Any:
+        return payload
+
+
+class Seat(Party):
+    """One incarnation of a share, and its host."""
+
+    __slots__ = ("closed", "key", "share")
+
+    def __init__(self, world: World, key: Key) -> None:
+        super().__init__(world)
+        self.key = key
+        self.closed = False
+        self.share = Share(
+            world.plan, world.plan.roles[key[0]], key[1], world.shares, world.params, self, world.schedule.credit
+        )
+
+    def to_gateway(self, message: Message) -> None:
+        self.world.note(message)
+        self.world.later(TO_GATEWAY, (self.key, -1), self, message, duplicable=True)
+
+    def start(self, share: Share, activation: Activation) -> None:
+        activation.context = Course(self.world.behaviour(activation))
+        self.world.later(RUN, ("run", self.key), self, activation, slow=self.world.is_slow(self.key))
+
+    def resume(self, share: Share, activation: Activation) -> None:
+        course: Course = activation.context
+        if course.parked:
+            course.parked = False
+            self.world.later(RUN, ("run", self.key), self, activation)
+
+    def report(self, share: Share, interface: Interface, path: Path, error: Exception) -> None:
+        self.world.seen.contradictions.append(f"{interface.name}: window policy raised {error!r}")
+
+
+class Desk(Party):
+    """The gateway of the request, and its client."""
+
+    __slots__ = ("frames", "request")
+
+    def __init__(self, world: World, inputs: Mapping[str, Any]) -> None:
+        super().__init__(world)
+        self.request = Request(world.plan, world.shares, world.params, self, world.schedule.credit)
+        streamed = [p.name for p in world.plan.spec.placeholders if p.stream]
+        self.frames = {name: list(inputs.get(name) or ()) for name in streamed if name in world.plan.source_ids}
+
+    def deliver(self, delivered: Delivered) -> None:
+        world = self.world
+        world.seen.outputs[world.plan.outputs[delivered.output].name].append(delivered.value)
+        world.later(CONSUMED, "client", delivered)
+
+    def resume(self, placeholder: str) -> None:
+        self.world.later(CLIENT, ("client", placeholder), placeholder)
+
+    def decided(self, outcome: Outcome, failures: Mapping[str, Failure]) -> None:
+        seen = self.world.seen
+        seen.outcome = outcome.value
+        seen.outcomes += 1
+        seen.failed = frozenset(failures)
+        self.world.outcome_is_known()
+
+    def push(self, placeholder: str) -> None:
+        """The client sends one frame, or says that there are no more, if credit allows."""
+        left = self.frames[placeholder]
+        if self.request.outcome is not None and not self.world.schedule.drain:
+            return
+        if not left:
+            self.request.end(placeholder)
+        elif self.request.may_push(placeholder):
+            self.request.push(placeholder, left.pop(0))
+            self.world.later(CLIENT, ("client", placeholder), placeholder)
+
+
+class World:
+    """Runs one request. One use."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        schedule: Schedule,
+        inputs: Mapping[str, Any],
+        params: Mapping[str, Any],
+        behave: Behave,
+        known: Mapping[tuple[str, Path], tuple[Mapping[str, Any], Given]] | None = None,
+    ) -> None:
+        self.plan = plan
+        self.schedule = schedule
+        self.params = {param.name: param.default for param in plan.spec.params} | dict(params)
+        self.behave = behave
+        self.known = known or {}
+        self.seen = Observed(outputs={o.name: [] for o in plan.outputs if not o.hidden})
+        self.shares: Sequence[int] = [schedule.shares[role.spec.name] for role in plan.roles]
+        keys: list[Key] = [(role.id, share) for role in plan.roles for share in range(self.shares[role.id])]
+        self.epochs: dict[Key, int] = dict.fromkeys(keys, 0)
+        self.replicas: dict[int, list[str]] = {
+            role.id: [f"{role.spec.name}.{share}" for share in range(self.shares[role.id])] for role in plan.roles
+        }
+        self.hosts: dict[Key, str] = {key: self.replicas[key[0]][key[1]] for key in keys}
+        self.dead: set[str] = set()
+        self.successors: dict[str, str] = {}
+        self.seats: dict[Key, Seat] = {}
+        self.ids = {role.spec.name: role.id for role in plan.roles}
+        self.slow = self.ids.get(schedule.slow) if schedule.slow is not None else None
+        self.closing = False
+        self.rng = Random(schedule.seed)
+        self.delay = delays(schedule, self.rng)
+        self.queue: list[tuple[float, int, int, Any, Any, Any, Any]] = []
+        self.now = 0.0
+        self.serial = 0
+        self.age = {"lifo": -1, "fifo": 1}.get(schedule.order, 0)
+        self.desk = Desk(self, inputs)
+        self.inputs = {name: value for name, value in inputs.items() if value is not None}
+
+    # Time
+
+    def later(
+        self,
+        kind: int,
+        channel: object,
+        a: Any,
+        b: Any = None,
+        c: Any = None,
+        d: Any = None,
+        *,
+        duplicable: bool = False,
+        slow: bool = False,
+    ) -> None:
+        """Queue an event, perhaps twice."""
+        while True:
+            self.serial += 1
+            if self.age:
+                at = float(self.age * self.serial)
+            else:
+                at = self.now + self.delay(channel) * (SLOWNESS if slow else 1.0)
+            heappush(self.queue, (at, self.serial, kind, a, b, c, d))
+            if not duplicable or self.rng.random() >= self.schedule.duplicates:
+                return
+            self.seen.duplicates += 1
+
+    def post(self, sender: Party, target: Key, message: Message) -> None:
+        origin = sender.key if isinstance(sender, Seat) else None
+        self.later(DELIVER, (origin, target), sender, target, sender.view[target], message, duplicable=True)
+
+    def is_slow(self, key: Key) -> bool:
+        return key[0] == self.slow
+
+    # What is seen
+
+    def note(self, message: Message) -> None:
+        """Remember what is said, and that nothing else was said before."""
+        key = (message.ref, message.path)
+        if message.kind <= FAILED:
+            said = self.seen.facts.setdefault(key, message)
+            same = said is message or (
+                said.kind == message.kind and (said.kind == FAILED or said.value == message.value)
+            )
+        elif message.kind == END:
+            end = (message.number, bool(message.value))
+            same = self.seen.ends.setdefault(key, end) == end
+        else:
+            return
+        if not same:
+            self.seen.contradictions.append(f"two facts of {key}: {message!r} after another")
+
+    def behaviour(self, activation: Activation) -> Given:
+        interface, path = activation.interface, activation.path
+        key = (interface.name, path)
+        self.seen.runs.setdefault(key, []).append((activation.group, activation.inputs))
+        self.seen.starts.setdefault(interface.name, []).append(path)
+        known = self.known.get(key)
+        if known is not None and known[0] == activation.inputs:
+            return known[1]
+        names = [self.plan.sources[source].name for source in interface.scope]
+        iteration, last = 0, False
+        for source, number in zip(interface.scope, path, strict=True):
+            if self.plan.sources[source].kind == "loop":
+                head = self.plan.interfaces[self.plan.sources[source].creator]
+                iteration, last = number, number + 1 >= head.max_iters
+        return self.behave(
+            facts.Activation(
+                interface.name,
+                tuple(zip(names, path, strict=True)),
+                activation.group,
+                activation.inputs,
+                self.params,
+                iteration,
+                last,
+            )
+        )
+
+    # The run
+
+    def run(self) -> Observed:
+        """Run the request until nothing is left to happen."""
+        request = self.desk.request
+        request.start(self.inputs)
+        for placeholder in self.desk.frames:
+            self.later(CLIENT, ("client", placeholder), placeholder)
+        deaths = sorted(self.schedule.deaths, key=lambda death: death.step)
+        stop = self.schedule.stop
+        self.work(deaths, stop.step if stop is not None else -1)
+        if request.outcome is None:
+            self.seen.left.append("no outcome, and nothing left to happen")
+        elif self.schedule.drain and not self.closing:
+            self.seen.left += self.what_is_left()
+            self.close_all()
+            self.work([], -1)
+        self.check_closed()
+        return self.seen
+
+    def work(self, deaths: list[Death], stop: int) -> None:
+        queue, seen = self.queue, self.seen
+        while queue:
+            if seen.steps == stop and self.desk.request.outcome is None:
+                self.stop()
+            while deaths and deaths[0].step <= seen.steps:
+                death = deaths.pop(0)
+                self.kill((self.ids[death.role], death.share))
+            seen.steps += 1
+            if seen.steps > STEPS_AT_MOST:
+                seen.left.append(f"still busy after {STEPS_AT_MOST} steps")
+                return
+            at, _, kind, a, b, c, d = heappop(queue)
+            self.now = at
+            if kind == DELIVER:
+                self.deliver(a, b, c, d)
+            elif kind == RUN:
+                self.go_on(a, b)
+            elif kind == TO_GATEWAY:
+                if not self.is_lost(a):
+                    self.desk.request.receive(b)
+            elif kind == CONSUMED:
+                self.desk.request.consumed(a)
+            elif kind == CLIENT:
+                self.desk.push(a)
+            elif kind == CLOSE:
+                self.close(a, b)
+            elif kind == ANNOUNCE:
+                self.announce(a, b, c)
+            else:
+                self.desk.request.decide(Outcome.FAILED, {})
+                seen.lost = True
+                self.close_all()
+
+    def seat(self, key: Key) -> Seat:
+        seat = self.seats.get(key)
+        if seat is None:
+            seat = self.seats[key] = Seat(self, key)
+        return seat
+
+    def is_lost(self, sender: Party) -> bool:
+        """Whether a message that is on its way dies with its sender."""
+        return sender.dead and self.rng.random() < 0.5
+
+    def deliver(self, sender: Party, target: Key, epoch: int, message: Message) -> None:
+        if epoch != self.epochs[target] or self.is_lost(sender):
+            return
+        seat = self.seat(target)
+        if not seat.closed:
+            seat.share.receive(message)
+
+    def go_on(self, seat: Seat, activation: Activation) -> None:
+        """Role code gives some outputs, or returns, or raises."""
+        if seat.dead or activation.closed:
+            return
+        share, course = seat.share, activation.context
+        outputs = activation.interface.outputs
+        gives = course.given.gives
+        while course.position < len(gives):
+            name, value = gives[course.position]
+            index = next((k for k, output in enumerate(outputs) if output.name == name), None)
+            if index is None:
+                share.fail(activation, f"unknown output {name!r}")
+                return
+            if not share.may_give(activation, index):
+                course.parked = True
+                return
+            try:
+                share.give(activation, index, value)
+            except RoleError as error:
+                share.fail(activation, str(error))
+                return
+            course.position += 1
+            if self.rng.random() < 0.5:
+                self.later(RUN, ("run", seat.key), seat, activation, slow=self.is_slow(seat.key))
+                return
+        if course.given.raises:
+            share.fail(activation, "raised")
+        else:
+            share.finish(activation)
+
+    # Faults and the end
+
+    def stop(self) -> None:
+        stop = self.schedule.stop
+        assert stop is not None
+        self.seen.stopped = True
+        self.desk.request.decide(Outcome.CANCELLED if stop.how == "cancel" else Outcome.DEADLINE)
+        self.close_all()
+
+    def kill(self, key: Key) -> None:
+        """The replica that hosts a share dies, with all shares that it hosts; each living party will be told."""
+        replica = self.hosts[key]
+        self.dead.add(replica)
+        self.successors[replica] = f"{replica}'"
+        self.seen.deaths += 1
+        parties = [self.desk, *self.seats.values()]
+        for other, host in self.hosts.items():
+            if host != replica or other[0] != key[0]:
+                continue
+            seat = self.seats.pop(other, None)
+            if seat is not None:
+                seat.dead = True
+            self.epochs[other] += 1
+            found = host_of(self.replicas[key[0]], other[1], self.dead, self.successors)
+            assert found is not None, "a successor is started at once"
+            self.hosts[other] = found
+            for party in parties:
+                self.later(ANNOUNCE, "registry", party, other, self.epochs[other])
+
+    def announce(self, party: Party, key: Key, epoch: int) -> None:
+        if party.dead or (isinstance(party, Seat) and party.closed):
+            return
+        party.view[key] = max(party.view[key], epoch)
+        if party is self.desk and self.closing:
+            self.later(CLOSE, (None, key), key, party.view[key])
+            return
+        sent = party.ledger.died(*key)
+        if sent is None:
+            self.later(LOST, "registry", None)
+            return
+        for message, _ in sent:
+            self.post(party, key, message)
+
+    def outcome_is_known(self) -> None:
+        if not self.schedule.drain:
+            self.close_all()
+
+    def close_all(self) -> None:
+        """The gateway sends close to every share."""
+        if not self.closing:
+            self.closing = True
+            for key in self.epochs:
+                self.later(CLOSE, (None, key), key, self.desk.view[key])
+
+    def close(self, key: Key, epoch: int) -> None:
+        if epoch == self.epochs[key]:
+            seat = self.seat(key)
+            if not seat.closed:
+                seat.closed = True
+                seat.share.close()
+
+    def what_is_left(self) -> list[str]:
+        """Buckets, activations and credit that should be gone when a request has run out."""
+        left = []
+        if self.desk.request.open_numbers:
+            left.append(f"gateway: {self.desk.request.open_numbers} open numbers")
+        for key, seat in self.seats.items():
+            name = f"{self.plan.roles[key[0]].spec.name}[{key[1]}]"
+            for what, number in seat.share.census().items():
+                if number and (what != "untouched" or key[1] == 0):
+                    left.append(f"{name}: {number} {what}")
+        return left
+
+    def check_closed(self) -> None:
+        for key, seat in self.seats.items():
+            census = seat.share.census()
+            if not seat.closed or any(number for what, number in census.items() if what != "untouched"):
+                name = f"{self.plan.roles[key[0]].spec.name}[{key[1]}]"
+                self.seen.left.append(f"{name} after close: closed {seat.closed}, {census}")
