@@ -262,6 +262,11 @@ class MemoryManagerClient(KvCalls):
         finally:
             side.close()
 
+    def forget_arena(self, name: str) -> None:
+        """Keep the mappings of an arena no longer; they go with their last views."""
+        self._arenas.pop((name, False), None)
+        self._arenas.pop((name, True), None)
+
     def _ref(self, name: str, write: bool) -> ArenaRef:
         return ArenaRef(name, write, self.welcome.session, self.welcome.secret)
 

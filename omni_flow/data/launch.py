@@ -10,6 +10,7 @@ import argparse
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 
 import msgspec
@@ -19,10 +20,11 @@ from omni_flow.data.kv_service import KvService
 from omni_flow.data.server import Server, ServerConfig, serve
 from omni_flow.data.session import Service
 from omni_flow.data.temp_service import TempService
+from omni_flow.data.weights.service import WeightService
 
 
 def default_services(server: Server) -> Sequence[Service]:
-    """The services of a node: KV pools, their movers, TempBuffers."""
+    """The services of a node: KV pools, their movers, TempBuffers, weights."""
     config = server.config
     services: list[Service] = [KvService(config.pools)]
     if config.temp_bytes:
@@ -32,6 +34,7 @@ def default_services(server: Server) -> Sequence[Service]:
         server.own_arenas.add("temp/ledger")
         server.read_only_arenas.add("temp/generations")
         services.append(temp)
+    services.append(WeightService(server.arena_of, config.weight_linger_s, time.monotonic))
     return services
 
 

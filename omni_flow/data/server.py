@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -58,6 +58,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         shared_key: secret of all clients over ZMQ (CURVE); without one tcp endpoints are loopback only.
         huge: use huge pages where there are any.
         populate: `now`, `background` or `lazy`; see `Arena.create`.
+        weight_linger_s: how long weights stay after their last user has gone.
         movers: command lines of mover processes to run.
     """
 
@@ -73,7 +74,22 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     shared_key: str = ""
     huge: bool = True
     populate: str = "now"
+    weight_linger_s: float = 300.0
     movers: tuple[tuple[str, ...], ...] = ()
+
+
+class ArenaFile(Protocol):
+    """What can be handed out as an arena: an `Arena`, or memory that the manager itself has not mapped."""
+
+    @property
+    def fd(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def page_size(self) -> int: ...
+    def reader_fd(self) -> int: ...
 
 
 @dataclass(slots=True)
@@ -98,7 +114,7 @@ class Server:
         self.arenas: dict[str, Arena] = {}
         self.own_arenas: set[str] = set()
         self.read_only_arenas: set[str] = set()
-        self.arena_of: dict[str, Callable[[Session, str], Arena]] = {}
+        self.arena_of: dict[str, Callable[[Session, str], ArenaFile]] = {}
         self.sessions: dict[int, Session] = {}
         self.reclaims: deque[Reclaim] = deque()
         self.watch: dict[int, Callable[[int], None]] = {}
@@ -348,6 +364,7 @@ class Server:
             if found is None or found.secret != ref.secret or found.uid not in (session.uid, -1):
                 raise Refused("ARENA without HELLO", "say HELLO first, or name the session and its secret")
             owner = found
+        arena: ArenaFile
         if ref.name in self.arenas:
             arena = self.arenas[ref.name]
         else:

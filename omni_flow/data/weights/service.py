@@ -1,0 +1,246 @@
+"""The weight catalog as a service of the memory manager.
+
+A segment is an anonymous memory file. The loader of a grant alone may map it writable; once sealed the kernel refuses
+every writable mapping, so nobody, the loader included, can change a byte that others read.
+"""
+
+import errno
+import fcntl
+import logging
+import mmap
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from omni_flow.data.errors import BadArgument, DataError, Holder, Refused
+from omni_flow.data.protocol import Message
+from omni_flow.data.session import BaseService, Handler, Session
+from omni_flow.data.weights import messages as m
+from omni_flow.data.weights.catalog import Catalog, SegmentId, SessionId
+from omni_flow.data.weights.names import Family
+
+if TYPE_CHECKING:
+    from omni_flow.data.server import ArenaFile
+
+log = logging.getLogger("omni_flow.data.weights")
+_SEALS: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_PAGE_ENTRIES: Final = 200
+
+
+class LoadingElsewhere(DataError):
+    """The time was up while another process was still loading; `holders` names it."""
+
+    code = "loading-elsewhere"
+
+
+class SegmentFile:
+    """An unmapped memory file; mapping it here would forbid its sealing."""
+
+    kind = "memfd"
+    page_size = mmap.PAGESIZE
+
+    def __init__(self, segment: SegmentId, nbytes: int) -> None:
+        self.size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.fd = os.memfd_create(f"omni-weights-{segment}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self.fd, self.size)
+
+    def reader_fd(self) -> int:
+        """A new descriptor through which the memory cannot be mapped writable."""
+        return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
+
+    def seal(self) -> None:
+        """Raises: BadArgument while someone still has it mapped writable."""
+        try:
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            raise BadArgument("the segment is still mapped writable", "let the loader keep no view of it") from error
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+@dataclass(slots=True)
+class _Parked:
+    session: Session
+    message: Message
+    ask: m.WeightAsk
+    deadline: float
+
+
+class WeightService(BaseService):
+    """Args: `arenas`, the server's table of mappable names; `linger_s`, how long a segment outlives its last user;
+    `clock`, monotonic seconds."""
+
+    def __init__(
+        self,
+        arenas: "MutableMapping[str, Callable[[Session, str], ArenaFile]]",
+        linger_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._arenas = arenas
+        self._clock = clock
+        self._catalog = Catalog(linger_s)
+        self._files: dict[SegmentId, SegmentFile] = {}
+        self._loaders: dict[SegmentId, SessionId] = {}
+        self._parked: deque[_Parked] = deque()
+        self._sessions: dict[SessionId, Session] = {}
+        self._subscribers: dict[Family, dict[SessionId, Session]] = {}
+        self._retry = False
+
+    @property
+    def ops(self) -> Mapping[int, Handler]:
+        return {
+            m.W_GET: self._get,
+            m.W_SEAL: self._seal,
+            m.W_GIVE_UP: self._give_up,
+            m.W_RELEASE: self._release,
+            m.W_SWITCH: self._switch,
+            m.W_SUBSCRIBE: self._subscribe,
+            m.W_MANIFEST: self._manifest,
+        }
+
+    def opened(self, session: Session) -> None:
+        self._sessions[SessionId(session.id)] = session
+
+    def closed(self, session: Session) -> Iterator[None]:
+        id = SessionId(session.id)
+        self._sessions.pop(id, None)
+        self._parked = deque(parked for parked in self._parked if parked.session is not session)
+        for subscribers in self._subscribers.values():
+            subscribers.pop(id, None)
+        for gone in self._catalog.closed(id, self._clock()):
+            if gone is not None:
+                log.info("weight loader ended", extra={"session": id, "pid": session.pid, "segment": gone})
+                self._drop(gone)
+                self._retry = True
+            yield
+
+    def tick(self, now: float) -> float | None:
+        for gone in self._catalog.expire(now):
+            self._drop(gone)
+            self._retry = True
+        if self._retry:
+            self._retry = False
+            self._unpark()
+        for parked in [parked for parked in self._parked if parked.deadline <= now]:
+            self._parked.remove(parked)
+            parked.session.fail(parked.message, self._too_late(parked))
+        due = [parked.deadline for parked in self._parked]
+        expiry = self._catalog.next_expiry()
+        return min([*due, *([] if expiry is None else [expiry])], default=None)
+
+    def stats(self) -> dict[str, int | float]:
+        return {**self._catalog.stats(), "weight_waits": len(self._parked)}
+
+    def check(self) -> list[str]:
+        return self._catalog.check()
+
+    def _get(self, session: Session, message: Message) -> None:
+        ask = message.body(m.WeightAsk)
+        if len(ask.specs) > m.MAX_SPECS:
+            raise BadArgument(f"{len(ask.specs)} tensors in one message", f"at most {m.MAX_SPECS}")
+        parked = _Parked(session, message, ask, self._clock() + ask.timeout_ms / 1000)
+        if not self._serve(parked):
+            if ask.timeout_ms <= 0:
+                raise self._too_late(parked)
+            self._parked.append(parked)
+
+    def _serve(self, parked: _Parked) -> bool:
+        """Answer an ask, unless it has to wait."""
+        session, ask = parked.session, parked.ask
+        may_load = not session.read_only
+        if self._catalog.blocked(ask.family, ask.specs, ask.version, may_load=may_load):
+            return False
+        answer = self._catalog.ask(SessionId(session.id), ask.family, ask.specs, ask.version, self._clock())
+        grant = None
+        if answer.grant:
+            granted = answer.grant
+            file = self._files[granted.segment] = SegmentFile(granted.segment, granted.nbytes)
+            self._loaders[granted.segment] = granted.session
+            self._arenas[m.arena_name(granted.segment)] = lambda asker, _: self._map(asker, granted.segment, file)
+            grant = m.WeightGrant(granted.token, granted.segment, granted.nbytes, granted.specs, granted.offsets)
+        session.reply(parked.message, m.WeightAnswer(answer.version, tuple(answer.ready), grant))
+        return True
+
+    def _map(self, session: Session, segment: SegmentId, file: SegmentFile) -> SegmentFile:
+        id = SessionId(session.id)
+        if self._loaders.get(segment) != id and not self._catalog.holds(id, segment):
+            raise Refused(f"segment {segment} is not held by this session", "get its tensors first")
+        return file
+
+    def _unpark(self) -> None:
+        waiting, self._parked = self._parked, deque()
+        for parked in waiting:
+            try:
+                if not self._serve(parked):
+                    self._parked.append(parked)
+            except DataError as error:
+                parked.session.fail(parked.message, error)
+
+    def _too_late(self, parked: _Parked) -> LoadingElsewhere:
+        ask = parked.ask
+        loaders = self._catalog.blocked(ask.family, ask.specs, ask.version, may_load=not parked.session.read_only)
+        sessions = [self._sessions[id] for id in loaders if id in self._sessions]
+        holders = tuple(Holder(s.id, s.pid, s.name, 0, 0) for s in sessions)
+        who = ", ".join(str(s) for s in sessions) or "nobody"
+        return LoadingElsewhere(
+            f"tensors of {ask.family} were not there within {ask.timeout_ms} ms; loading: {who}",
+            "wait longer, or end that process: the next in line then loads",
+            holders,
+        )
+
+    def _seal(self, session: Session, message: Message) -> None:
+        body = message.body(m.WeightSeal)
+        id = SessionId(session.id)
+        grant = self._catalog.grant_of(id, body.token)
+        if len(body.digests) == len(grant.specs):
+            self._files[grant.segment].seal()
+        entries = self._catalog.seal(id, body.token, body.digests, self._clock())
+        self._loaders.pop(grant.segment, None)
+        self._retry = True
+        session.reply(message, m.WeightSealed(tuple(entries)))
+
+    def _give_up(self, session: Session, message: Message) -> None:
+        body = message.body(m.WeightGiveUp)
+        gone = self._catalog.give_up(SessionId(session.id), body.token)
+        log.warning("weight loader gave up", extra={"session": session.id, "segment": gone, "reason": body.reason})
+        self._drop(gone)
+        self._retry = True
+        session.reply(message)
+
+    def _release(self, session: Session, message: Message) -> None:
+        for segment in message.body(m.WeightRelease).segments:
+            self._catalog.release(SessionId(session.id), SegmentId(segment), self._clock())
+        session.reply(message)
+
+    def _switch(self, session: Session, message: Message) -> None:
+        body = message.body(m.WeightVersion)
+        if session.read_only:
+            raise Refused(f"session {session.id} is read-only", "switch weights from one that is not")
+        old = self._catalog.switch(body.family, body.version)
+        log.info("weights switched", extra={"family": str(body.family), "version": body.version, "old": old})
+        for subscriber in self._subscribers.get(body.family, {}).values():
+            subscriber.event(m.W_SWITCHED, body)
+        session.reply(message, m.WeightVersion(body.family, old))
+
+    def _subscribe(self, session: Session, message: Message) -> None:
+        family = message.body(m.WeightFamily).family
+        self._subscribers.setdefault(family, {})[SessionId(session.id)] = session
+        session.reply(message, m.WeightVersion(family, self._catalog.current(family)))
+
+    def _manifest(self, session: Session, message: Message) -> None:
+        body = message.body(m.WeightManifest)
+        version = self._catalog.current(body.family) if body.version is None else body.version
+        entries = self._catalog.manifest(body.family, version)
+        page = tuple(entries[max(body.start, 0) :][:_PAGE_ENTRIES])
+        session.reply(message, m.WeightManifestPage(version, len(entries), page))
+
+    def _drop(self, segment: SegmentId) -> None:
+        """The segment is no more: its memory goes with the last mapping."""
+        self._loaders.pop(segment, None)
+        del self._arenas[m.arena_name(segment)]
+        self._files.pop(segment).close()
