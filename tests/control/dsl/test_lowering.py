@@ -218,3 +218,11 @@ def test_graphs_that_use_each_other_are_refused():
     two.use(one)
     with pytest.raises(GraphError, match="graphs use each other in a circle: 'one' -> 'two' -> 'one'"):
         one.compile()
+
+
+@pytest.mark.parametrize("by_field", [True, False])
+def test_over_closes_an_outer_stream_and_all_inside_it(by_field):
+    g, y = streaming()
+    z = g.role("b", One).interface("frames", [[dict(x=y)]], [stream("z")]).z
+    g.output(o=g.role("c", One).interface("take", [[dict(x=collect(z, over=y if by_field else "y"))]], ["o"]).o)
+    assert g.compile().plan.interfaces[2].scope == ()
