@@ -35,7 +35,7 @@ class Node:
     """
 
     __slots__ = ("above", "accounts", "activation", "cells", "children", "closed", "count", "done", "failed", "joins",
-                 "low", "number", "parent", "path", "state", "torn", "verdict")  # fmt: skip
+                 "low", "number", "ordering", "parent", "path", "state", "torn", "verdict")  # fmt: skip
 
     def __init__(self, parent: Node | None, number: int, slots: int) -> None:
         self.parent = parent
@@ -55,6 +55,7 @@ class Node:
         self.done: set[int] | None = None
         self.state = 0
         self.verdict = -1
+        self.ordering = False
 
     def at(self, depth: int) -> Node:
         """The node at `depth` on the way from the root to this one, which may be it."""

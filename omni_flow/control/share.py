@@ -395,17 +395,25 @@ class Share:
         return exists
 
     def _run_in_order(self, interface: Interface, parent: Node) -> None:
-        """`ordered`: run the ready activation whose lower numbers are all closed; after a failed one, fail it."""
-        children = parent.children
-        leaf = children.get(parent.low) if children else None
-        if leaf is None or leaf.state != READY:
+        """`ordered`: run the ready activation whose lower numbers are all closed; after a failed one, fail it.
+
+        A loop and not a recursion over the ones that fail: each closes the way for the next, and there may be many.
+        """
+        if parent.ordering:
             return
-        if parent.failed < leaf.number:
+        parent.ordering = True
+        while True:
+            children = parent.children
+            leaf = children.get(parent.low) if children else None
+            if leaf is None or leaf.state != READY:
+                break
+            if parent.failed > leaf.number:
+                self._run(interface, leaf, leaf.verdict)
+                break
             path = self.plan.show(interface.scope, leaf.path)
             cause = "an earlier activation of this ordered stream failed"
             self._close_unrun(interface, leaf, Failure(interface.name, path, cause))
-        else:
-            self._run(interface, leaf, leaf.verdict)
+        parent.ordering = False
 
     def _run(self, interface: Interface, leaf: Node, group: int) -> None:
         leaf.state = RUNNING
@@ -444,6 +452,8 @@ class Share:
                 self._send_ack(interface, source, parent.path, node.number)
             if interface.ordered and depth == len(interface.scope):
                 self._run_in_order(interface, parent)
+                if self._is_done(interface, parent):
+                    return  # by the last of those that just failed
             if parent.count is None or parent.closed < self._mine(interface, parent):
                 return
             node = parent
