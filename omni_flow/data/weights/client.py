@@ -54,12 +54,6 @@ _TORCH: Final[dict[str, str]] = {
 }
 
 
-class LoaderKeepsView(BadArgument):
-    """A loader that kept an array or view of the bytes it filled: they could not be sealed."""
-
-    code = "loader-keeps-view"
-
-
 class WeightSet:
     """Tensors of one version, mapped read-only. The memory stays while this process maps it; `release` tells the
     manager that it may go when the mappings have gone. Iterates over the names."""
@@ -244,12 +238,6 @@ class WeightClient:
             view = arena.view(offset, spec.nbytes)
             loader(spec, view)
             digests.append(content_digest(view))
-            try:
-                view.release()
-            except BufferError as error:
-                raise LoaderKeepsView(
-                    f"the loader of {spec.name.path} keeps a view of its bytes", "copy, or drop the view"
-                ) from error
         return digests
 
     def _give_up(self, grant: m.WeightGrant, why: BaseException) -> None:

@@ -35,6 +35,12 @@ class LoadingElsewhere(DataError):
     code = "loading-elsewhere"
 
 
+class LoaderKeepsView(BadArgument):
+    """A loader that kept an array or view of what it filled: the memory could not be sealed, and is given up."""
+
+    code = "loader-keeps-view"
+
+
 class SegmentFile:
     """An unmapped memory file; mapping it here would forbid its sealing."""
 
@@ -51,13 +57,15 @@ class SegmentFile:
         return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
 
     def seal(self) -> None:
-        """Raises: BadArgument while someone still has it mapped writable."""
+        """Raises: LoaderKeepsView while someone still has it mapped writable."""
         try:
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
         except OSError as error:
             if error.errno != errno.EBUSY:
                 raise
-            raise BadArgument("the segment is still mapped writable", "let the loader keep no view of it") from error
+            raise LoaderKeepsView(
+                "the weights just loaded are still mapped writable", "let the loader copy, or drop its views"
+            ) from error
 
     def close(self) -> None:
         os.close(self.fd)
