@@ -1,0 +1,46 @@
+"""The command line: `omni-flow run | lint | draw | explain | simulate | doctor | memory`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from typing import Annotated
+
+import typer
+
+from omni_flow.cli import doctor, draw, lint, simulate
+
+app = typer.Typer(
+    name="omni-flow",
+    help="Serve any-to-any multimodal models: a graph of unlike parts, run decentralised and asynchronous.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"omni-flow {importlib.metadata.version('omni-flow')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+app.command("lint")(lint.command)
+app.command("draw")(draw.command)
+app.command("simulate")(simulate.command)
+app.command("doctor")(doctor.command)
+
+
+def run() -> None:
+    """The entry point of the `omni-flow` script."""
+    app()
