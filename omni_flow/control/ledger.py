@@ -61,6 +61,11 @@ class Ledger:
             return None
         return list(log.messages)
 
+    def all(self, role: int, share: int) -> list[Sent]:
+        """Everything kept for a share, for a host that was found later."""
+        log = self._logs.get((role, share))
+        return [] if log is None else list(log.messages)
+
     def touched(self, role: int, share: int) -> bool:
         """Whether anything was sent to the share."""
         return (role, share) in self._logs

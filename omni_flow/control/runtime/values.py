@@ -13,8 +13,12 @@ from omni_flow.control.codec import Codec, MalformedPayload
 from omni_flow.control.plan import Interface, Plan
 from omni_flow.control.signatures import element, role_class, signature_of
 from omni_flow.control.spec import Join, OutputSpec
+from omni_flow.control.transport.base import MESSAGE_LIMIT
 from omni_flow.control.types import ListOf, Type
 from omni_flow.refs import ABSENT
+
+PAYLOAD_LIMIT = MESSAGE_LIMIT - 65_536
+"""Most bytes of one payload: what a message carries, less its envelope."""
 
 LISTS = (Join.COLLECT, Join.COUNT, Join.WINDOW)
 
@@ -57,6 +61,8 @@ class Values:
         if self.local:
             return Local(value), getattr(value, "nbytes", 0)
         data = self.codec.encode(value, type_, interface=interface, field=field)
+        if len(data) > PAYLOAD_LIMIT:
+            raise WrongValue(interface, field, f"{len(data)} bytes, but a message carries {PAYLOAD_LIMIT} at most")
         return data, len(data)
 
     def decode(self, payload: Any, type_: Type | None = None) -> Any:

@@ -26,7 +26,7 @@ class Head(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     `gateway` is the id of the gateway's incarnation, `number` the request's number there, `address` where it listens.
     `replicas[r]` are the replica ids of the shares of role r, pinned. `deadline_s` is what was left at admission, or
-    None. `trace` is a W3C traceparent.
+    None. `trace` is a W3C traceparent. `timeline`: the gateway wants to know of each activation.
     """
 
     graph: str
@@ -39,10 +39,11 @@ class Head(msgspec.Struct, array_like=True, frozen=True, gc=False):
     session: str | None = None
     deadline_s: float | None = None
     trace: str | None = None
+    timeline: bool = False
 
 
 class Envelope(msgspec.Struct, array_like=True, tag=0, gc=False):
-    """Messages of one request for one share (or the gateway, or a close). `oldest`: its gateway's oldest live number."""
+    """Messages of one request for one share (or the gateway, or a close). `oldest`: its gateway's oldest live one."""
 
     head: bytes
     oldest: int

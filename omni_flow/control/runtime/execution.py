@@ -1,0 +1,313 @@
+"""Running activations: on the loop for `async` methods, in worker threads for the others, in batches where declared.
+
+Runners are long-lived tasks that take activations from one queue. One runner works through all that a loop tick brought
+without a task per activation; when role code suspends inside it, another runner takes over the queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any, Final
+
+from omni_flow.control.context import Context, seed_for
+from omni_flow.control.facts import Message
+from omni_flow.control.runtime.batching import Batcher
+from omni_flow.control.runtime.methods import Method, OutputPort
+from omni_flow.control.runtime.stepping import Stepper
+from omni_flow.control.runtime.threads import Threads
+from omni_flow.control.share import Activation, Share
+
+if TYPE_CHECKING:
+    from omni_flow.control.runtime.party import Party
+    from omni_flow.control.runtime.replica import Replica
+
+TIMELINE: Final = 6
+"""Kind of the message to a gateway that describes an activation: `ref` interface, `path`, `value` (replica, queued,
+started, ended) in seconds since the epoch."""
+
+
+class Running:
+    """One activation while it runs: its shares' shell, its context and whoever waits for its credit."""
+
+    __slots__ = (
+        "activation",
+        "context",
+        "in_thread",
+        "method",
+        "party",
+        "queued",
+        "runner",
+        "share",
+        "started",
+        "stepper",
+        "waiter",
+    )
+
+    def __init__(self, party: Party, share: Share, activation: Activation, method: Method) -> None:
+        self.party = party
+        self.share = share
+        self.activation = activation
+        self.method = method
+        self.context: Context | None = None
+        self.runner: asyncio.Task[None] | None = None
+        self.waiter: asyncio.Future[None] | None = None
+        self.stepper: Stepper | None = None
+        self.queued = time.time() if party.info.timeline else 0.0
+        self.started = 0.0
+        self.in_thread = False
+
+
+class Execution:
+    """Runs the activations of one replica."""
+
+    def __init__(self, replica: Replica, threads: int) -> None:
+        self.replica = replica
+        self.node = replica.node
+        self.methods: list[Method] = []
+        self.threads = Threads(self.node.loop, threads, f"omni-{replica.role.spec.name}")
+        self._queue: deque[Running] = deque()
+        self._idle: list[asyncio.Future[None]] = []
+        self._runners: set[asyncio.Task[None]] = set()
+        self._awake = False
+        self.closed = False
+        self._batchers: dict[int, Batcher] = {}
+
+    # ---- from the shares ------------------------------------------------------------------------------------
+
+    def start(self, party: Party, share: Share, activation: Activation) -> None:
+        """Run an activation soon."""
+        method = self.methods[activation.interface.index]
+        running = activation.context = Running(party, share, activation, method)
+        if method.batch is not None:
+            self._batcher(method).add(running)
+        elif method.asynchronous:
+            self._queue.append(running)
+            if not self._awake:
+                self._wake()
+        else:
+            self._start_thread(running)
+
+    def resume(self, activation: Activation) -> None:
+        """Credit came back to a stream of `activation`."""
+        running: Running = activation.context
+        if running.waiter is not None and not running.waiter.done():
+            running.waiter.set_result(None)
+        if running.stepper is not None:
+            running.stepper.go_on()
+
+    def cancel(self, activation: Activation) -> None:
+        """The request of `activation` is over."""
+        running: Running = activation.context
+        if running.context is not None:
+            running.context.cancel()
+        if running.runner is not None:
+            running.runner.cancel()
+        if running.stepper is not None:
+            running.stepper.cancel()
+
+    # ---- the loop's runners ---------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        self._awake = True
+        if self._idle:
+            self._idle.pop().set_result(None)
+        else:
+            task = self.node.loop.create_task(self._run_queue())
+            self._runners.add(task)
+            task.add_done_callback(self._runners.discard)
+        self.node.loop.call_soon(self._relieve)
+
+    def _relieve(self) -> None:
+        """Called right after a runner's turn: if the queue is not empty, role code suspended it. Wake another."""
+        self._awake = False
+        if self._queue:
+            self._wake()
+
+    async def _run_queue(self) -> None:
+        task = asyncio.current_task()
+        while True:
+            while self._queue:
+                running = self._queue.popleft()
+                if not running.activation.closed:
+                    running.runner = task
+                    await self._run(running)
+                    running.runner = None
+                if self._queue and not self._awake:
+                    self._awake = True
+                    self.node.loop.call_soon(self._relieve)
+            self.node.flush()
+            waiter: asyncio.Future[None] = self.node.loop.create_future()
+            self._idle.append(waiter)
+            await waiter
+
+    async def _run(self, running: Running) -> None:
+        """One activation of an `async` method. Whatever role code raises becomes its failure."""
+        try:
+            method, activation = running.method, running.activation
+            arguments = method.inputs.decode(activation.inputs)
+            if running.party.info.timeline:
+                running.started = time.time()
+            if method.takes_ctx:
+                result = method.call(self.context(running), **arguments)
+            else:
+                result = method.call(**arguments)
+            if not method.streams:
+                result = await result
+                if not activation.closed:
+                    for port, value in method.returned(result):
+                        self.give(running, port, value)
+            else:
+                await self._stream(running, result)
+        except asyncio.CancelledError:
+            if not running.activation.closed:
+                self.fail(running, asyncio.CancelledError("role code raised CancelledError"))
+            elif self.closed:
+                raise
+            elif running.runner is not None:
+                running.runner.uncancel()
+            return
+        except Exception as error:
+            self.fail(running, error)
+            return
+        self.finish(running)
+
+    async def _stream(self, running: Running, result: Any) -> None:
+        items: AsyncIterator[Any] = result if hasattr(result, "__anext__") else await result
+        try:
+            async for item in items:
+                for port, value in running.method.yielded(item):
+                    while port.stream and not running.share.may_give(running.activation, port.index):
+                        self.node.schedule_flush()
+                        running.waiter = self.node.loop.create_future()
+                        await running.waiter
+                    if running.activation.closed:
+                        return
+                    self.give(running, port, value)
+        finally:
+            aclose = getattr(items, "aclose", None)
+            if aclose is not None:
+                await aclose()
+
+    # ---- threads --------------------------------------------------------------------------------------------
+
+    def _start_thread(self, running: Running) -> None:
+        if running.method.streams:
+            running.stepper = Stepper(self, running)
+            running.stepper.go_on()
+        else:
+            self.threads.submit(lambda: self._call_in_thread(running))
+
+    def _call_in_thread(self, running: Running) -> None:
+        if running.activation.closed:
+            return
+        started = time.time()
+        running.in_thread = True
+        try:
+            arguments = running.method.inputs.decode(running.activation.inputs)
+            if running.method.takes_ctx:
+                result = running.method.call(self.context(running), **arguments)
+            else:
+                result = running.method.call(**arguments)
+            outputs = running.method.returned(result)
+        except Exception as error:
+            failure = error
+            self.threads.post(lambda: self._thread_done(running, started, [], failure))
+        else:
+            self.threads.post(lambda: self._thread_done(running, started, outputs, None))
+        finally:
+            running.in_thread = False
+
+    def _thread_done(
+        self, running: Running, started: float, outputs: list[tuple[OutputPort, Any]], error: Exception | None
+    ) -> None:
+        running.started = started
+        if running.activation.closed:
+            return
+        if error is None:
+            try:
+                for port, value in outputs:
+                    self.give(running, port, value)
+            except Exception as wrong:
+                error = wrong
+        if error is None:
+            self.finish(running)
+        else:
+            self.fail(running, error)
+
+    # ---- batches --------------------------------------------------------------------------------------------
+
+    def _batcher(self, method: Method) -> Batcher:
+        batcher = self._batchers.get(method.interface.index)
+        if batcher is None:
+            batcher = self._batchers[method.interface.index] = Batcher(self, method)
+        return batcher
+
+    # ---- what role code says --------------------------------------------------------------------------------
+
+    def context(self, running: Running) -> Context:
+        """The `ctx` of an activation."""
+        if running.context is None:
+            party, activation = running.party, running.activation
+            interface = activation.interface
+            iteration, last = self.replica.iteration(interface, activation)
+            running.context = Context(
+                interface=interface.name,
+                path=self.node.plan.show(interface.scope, activation.path),
+                request=f"{party.info.gateway}/{party.info.number}",
+                session=party.info.session,
+                params=party.params,
+                seed=seed_for(party.info.seed, interface.name, activation.path),
+                iteration=iteration,
+                last_iteration=last,
+                deadline=party.deadline,
+                data=self.replica.data,
+                log=self.replica.log,
+            )
+        return running.context
+
+    def give(self, running: Running, port: OutputPort, value: Any) -> None:
+        """Say one output. Raises WrongValue, NotSerialisable or RoleError."""
+        payload, size = self.node.values.encode(value, port.type, running.activation.interface.name, port.field)
+        running.share.give(running.activation, port.index, payload, size)
+        if not self._awake:
+            self.node.schedule_flush()
+
+    def finish(self, running: Running) -> None:
+        """The method returned."""
+        if running.activation.closed:
+            return
+        running.share.finish(running.activation)
+        self._ended(running)
+
+    def fail(self, running: Running, error: BaseException) -> None:
+        """The method, or a rule of its outputs, raised."""
+        if running.activation.closed:
+            return
+        interface = running.activation.interface
+        place = self.node.plan.show(interface.scope, running.activation.path)
+        self.replica.log.warning("%s[%s] failed: %r", interface.name, place, error, exc_info=error)
+        running.share.fail(running.activation, f"{type(error).__name__}: {error}")
+        self._ended(running)
+
+    def _ended(self, running: Running) -> None:
+        self.replica.activations += 1
+        running.activation.context = None
+        if running.party.info.timeline:
+            stamp = (self.replica.id, running.queued, running.started, time.time())
+            activation = running.activation
+            running.party.to_gateway(Message(TIMELINE, activation.interface.id, activation.path, 0, stamp))
+        if not self._awake:
+            self.node.schedule_flush()
+
+    def close(self) -> None:
+        """End runners and threads."""
+        self.closed = True
+        for task in self._runners:
+            task.cancel()
+        self.threads.close()
+
+
+__all__ = ["TIMELINE", "Execution", "Running"]

@@ -1,0 +1,420 @@
+"""The gateway: admits requests, pins their shares, owns their outcome and their streamed placeholders.
+
+It lives in the process of whoever calls (the Python client, the HTTP server) and needs no other service: it knows who
+lives from the roster and how busy replicas are from its own live requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import secrets
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from omni_flow.control.codec import NotSerialisable
+from omni_flow.control.delivery import Delivered
+from omni_flow.control.facts import Failure, Message
+from omni_flow.control.request import Outcome, Request
+from omni_flow.control.runtime.balance import Balancer, make_balancer
+from omni_flow.control.runtime.closed import ClosedRequests
+from omni_flow.control.runtime.errors import (
+    InvalidInput,
+    NoReplica,
+    Overloaded,
+    RequestFailed,
+    UnknownParameter,
+)
+from omni_flow.control.runtime.execution import TIMELINE
+from omni_flow.control.runtime.party import Outbox
+from omni_flow.control.runtime.values import WrongValue
+from omni_flow.control.runtime.wire import CLOSE, LOST, Envelope, Head, encode_head
+from omni_flow.control.types import Type
+from omni_flow.refs import ABSENT
+
+if TYPE_CHECKING:
+    from omni_flow.control.runtime.node import Node
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Admission limits of a gateway. `max_requests`: live requests; `max_per_session`: those of one session."""
+
+    max_requests: int = 4096
+    max_per_session: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One activation of a request: when it was queued, started and ended (seconds since the epoch), and where."""
+
+    interface: str
+    path: str
+    replica: str
+    queued: float
+    started: float
+    ended: float
+
+
+class Gateway:
+    """Admits requests of one graph on one node."""
+
+    def __init__(self, node: Node, *, limits: Limits | None = None, id: str | None = None) -> None:
+        self.node = node
+        self.id = id or f"gw-{os.getpid()}-{secrets.token_hex(4)}"
+        self.limits = limits or Limits()
+        self.live: dict[bytes, LiveRequest] = {}
+        self.book = ClosedRequests()
+        self.load: dict[str, int] = {}
+        self.sessions: dict[str, int] = {}
+        self._numbers = itertools.count()
+        self._open_numbers: dict[int, None] = {}
+        self._balancers: list[Balancer] = [make_balancer(r.spec.balance) for r in node.plan.roles]
+        self._lists: list[list[str]] | None = None
+        spec = node.plan.spec
+        self._types = {p.name: p.type if isinstance(p.type, Type) else None for p in spec.placeholders}
+        self._streamed = {p.name for p in spec.placeholders if p.stream}
+        self._required = [p.name for p in spec.placeholders if p.required]
+        self._defaults = {p.name: p.default for p in spec.params}
+        self._param_types = {p.name: p.type if isinstance(p.type, Type) else None for p in spec.params}
+        node.gateway = self
+
+    # ---- admission ------------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        inputs: Mapping[str, Any],
+        *,
+        params: Mapping[str, Any] | None = None,
+        session: str | None = None,
+        deadline_s: float | None = None,
+        seed: int | None = None,
+        timeline: bool = False,
+        trace: str | None = None,
+    ) -> LiveRequest:
+        """Admit a request. Its streamed placeholders are fed through the request afterwards.
+
+        Raises:
+            InvalidInput: an unknown placeholder, a missing required one, or a value of the wrong type.
+            UnknownParameter: a param that the graph does not declare.
+            Overloaded: the gateway's limits are reached.
+            NoReplica: a role has no live replica.
+        """
+        self._check_limits(session)
+        payloads = self._encode_inputs(inputs)
+        head = Head(
+            graph=self.node.plan.spec.name,
+            gateway=self.id,
+            number=next(self._numbers),
+            address=self.node.address,
+            replicas=self._place(session),
+            params=self._snapshot(params),
+            seed=secrets.randbits(63) if seed is None else seed,
+            session=session,
+            deadline_s=deadline_s,
+            trace=trace,
+            timeline=timeline,
+        )
+        request = LiveRequest(self, encode_head(head), head)
+        self._count(head, 1)
+        self.live[request.head] = request
+        self._open_numbers[head.number] = None
+        request.begin(payloads)
+        self.node.schedule_flush()
+        return request
+
+    def _check_limits(self, session: str | None) -> None:
+        limits = self.limits
+        if len(self.live) >= limits.max_requests:
+            raise Overloaded(f"{len(self.live)} requests are live, the limit is {limits.max_requests}")
+        if session is not None and limits.max_per_session is not None:
+            live = self.sessions.get(session, 0)
+            if live >= limits.max_per_session:
+                raise Overloaded(f"session {session!r} has {live} live requests, the limit is {limits.max_per_session}")
+
+    def _encode_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        payloads = {}
+        for name, value in inputs.items():
+            if name not in self._types:
+                raise InvalidInput(
+                    name, f"the graph has no such placeholder; it has {', '.join(self._types) or 'none'}"
+                )
+            if name in self._streamed:
+                raise InvalidInput(name, "it is streamed: send its frames to the request")
+            if value is not ABSENT:
+                payloads[name] = self.encode_input(name, value)[0]
+        for name in self._required:
+            if name not in payloads and name not in self._streamed:
+                raise InvalidInput(name, "it is required and was not sent")
+        return payloads
+
+    def encode_input(self, name: str, value: Any) -> tuple[Any, int]:
+        """The payload of a placeholder's value. Raises InvalidInput."""
+        try:
+            return self.node.values.encode(value, self._types[name], self.node.plan.spec.name, name)
+        except WrongValue as wrong:
+            raise InvalidInput(name, wrong.mismatch) from wrong
+        except NotSerialisable as wrong:
+            raise InvalidInput(name, str(wrong)) from wrong
+
+    def _snapshot(self, params: Mapping[str, Any] | None) -> dict[str, Any]:
+        if not params:
+            return self._defaults
+        for name, value in params.items():
+            if name not in self._defaults:
+                raise UnknownParameter(name, sorted(self._defaults))
+            type_ = self._param_types[name]
+            if type_ is not None and (mismatch := type_.mismatch(value)) is not None:
+                raise InvalidInput(name, mismatch)
+        return {**self._defaults, **params}
+
+    def _place(self, session: str | None) -> list[list[str]]:
+        """The pinned replicas of each role."""
+        if self._lists is None:
+            self._lists = [[r.id for r in self.node.roster.of_role(role.spec.name)] for role in self.node.plan.roles]
+        placed = []
+        for role, replicas, balancer in zip(self.node.plan.roles, self._lists, self._balancers, strict=True):
+            if len(replicas) == 1:
+                placed.append(replicas)
+                continue
+            if not replicas:
+                raise NoReplica(role.spec.name)
+            order = balancer.order(replicas, self.load, session)
+            placed.append(order[:1] if role.spec.stateful else order)
+        return placed
+
+    def _count(self, head: Head, step: int) -> None:
+        for hosts in head.replicas:
+            self.load[hosts[0]] = self.load.get(hosts[0], 0) + step
+        if head.session is not None:
+            live = self.sessions.get(head.session, 0) + step
+            if live:
+                self.sessions[head.session] = live
+            else:
+                self.sessions.pop(head.session, None)
+
+    # ---- messages -------------------------------------------------------------------------------------------
+
+    def receive(self, envelope: Envelope) -> None:
+        """Take what shares say to this gateway."""
+        request = self.live.get(envelope.head)
+        if request is not None:
+            for message in envelope.messages:
+                request.receive(message)
+
+    def roster_changed(self) -> None:
+        """Who lives has changed: place new requests anew, answer deaths."""
+        self._lists = None
+        for dead in self.node.roster.dead:
+            self.load.pop(dead, None)
+        for request in list(self.live.values()):
+            request.roster_changed()
+
+    def finished(self, request: LiveRequest) -> None:
+        """A request has its outcome: forget it, here and everywhere."""
+        head = request.info
+        del self.live[request.head]
+        del self._open_numbers[head.number]
+        self.book.oldest = next(iter(self._open_numbers), head.number + 1)
+        self._count(head, -1)
+        envelope = Envelope(request.head, self.book.oldest, CLOSE, 0, [])
+        roster = self.node.roster
+        for address in {roster.address(replica) for hosts in head.replicas for replica in hosts} | {
+            roster.address(new) for new in request.successors()
+        }:
+            if address is not None:
+                self.node.post(address, envelope)
+
+    async def close(self) -> None:
+        """Cancel what is live and tell everyone."""
+        for request in list(self.live.values()):
+            request.cancel()
+        self.node.flush()
+
+
+class LiveRequest(Outbox):
+    """A request at its gateway: what the clients hold, in the loop's thread."""
+
+    def __init__(self, gateway: Gateway, head: bytes, info: Head) -> None:
+        super().__init__(gateway.node, head, info, gateway.book)
+        self.gateway = gateway
+        self.outcome: Outcome | None = None
+        self.failures: dict[str, Failure] = {}
+        self.spans: list[Span] = []
+        self.started = time.monotonic()
+        node = gateway.node
+        self._request = Request(node.plan, self.counts, info.params, self, node.credit, node.credit_bytes)
+        self._values: deque[tuple[str, Any, Delivered]] = deque()
+        self._collect = False
+        self._collected: dict[str, list[Any]] = {o.name: [] for o in node.plan.outputs if not o.hidden}
+        self._waiter: asyncio.Future[None] | None = None
+        self._credit: dict[str, asyncio.Future[None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    # ---- GatewayHost ----------------------------------------------------------------------------------------
+
+    def deliver(self, delivered: Delivered) -> None:
+        output = self.node.plan.outputs[delivered.output]
+        value = delivered.value
+        value = [self.decode(v) for v in value] if type(value) is list else self.decode(value)
+        if self._collect:
+            self._collected[output.name].append(value)
+            if delivered.passed:
+                self._request.consumed(delivered)
+            return
+        self._values.append((output.name, value, delivered))
+        self._wake()
+
+    def resume(self, placeholder: str) -> None:
+        waiter = self._credit.pop(placeholder, None)
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def decided(self, outcome: Outcome, failures: Mapping[str, Failure]) -> None:
+        self.outcome = outcome
+        self.failures = dict(failures)
+        self.over = True
+        self.out = {}
+        if self._timer is not None:
+            self._timer.cancel()
+        self.gateway.finished(self)
+        for waiter in self._credit.values():
+            if not waiter.done():
+                waiter.set_result(None)
+        self._wake()
+
+    def decode(self, payload: Any) -> Any:
+        return self.node.values.decode(payload)
+
+    # ---- life -----------------------------------------------------------------------------------------------
+
+    def begin(self, payloads: Mapping[str, Any]) -> None:
+        """Inject the placeholders and set the deadline."""
+        if self.info.deadline_s is not None:
+            self._timer = self.node.loop.call_later(max(self.info.deadline_s, 0.0), self._expire)
+        self._request.start(payloads)
+
+    def receive(self, message: Message) -> None:
+        """Take a message of a share."""
+        if message.kind < LOST:
+            self._request.receive(message)
+        elif message.kind == LOST:
+            role = self.node.plan.roles[message.ref].spec.name
+            self.fail(role, str(message.value))
+        elif message.kind == TIMELINE:
+            self._note_span(message)
+
+    def _note_span(self, message: Message) -> None:
+        interface = self.node.plan.interfaces[message.ref]
+        path = self.node.plan.show(interface.scope, message.path)
+        self.spans.append(Span(interface.name, path, *message.value))
+
+    def lose(self, role: int, share: int, cause: str) -> None:
+        """A share this gateway sent to is lost."""
+        self.fail(self.node.plan.roles[role].spec.name, cause)
+
+    def fail(self, what: str, cause: str) -> None:
+        """End the request as failed: something it needs is gone."""
+        failure = Failure(what, "", cause)
+        undecided = {o.name for o in self.node.plan.outputs if not o.hidden}
+        self._request.decide(Outcome.FAILED, dict.fromkeys(sorted(undecided), failure))
+
+    def cancel(self) -> bool:
+        """End the request as cancelled. False if it has ended already."""
+        return self._request.decide(Outcome.CANCELLED)
+
+    def _expire(self) -> None:
+        self._request.decide(Outcome.DEADLINE)
+
+    def successors(self) -> list[str]:
+        """Replicas outside the pinned lists that may host shares of this request by now."""
+        successors = self.node.roster.successors
+        return [successors[r] for hosts in self.info.replicas for r in hosts if r in successors] if successors else []
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def _wait(self) -> None:
+        self._waiter = self.node.loop.create_future()
+        await self._waiter
+        self._waiter = None
+
+    # ---- what the client does -------------------------------------------------------------------------------
+
+    async def push(self, placeholder: str, value: Any) -> None:
+        """Send the next frame of a streamed placeholder; waits for credit.
+
+        Raises:
+            InvalidInput: not a streamed placeholder, ended before, or a value of the wrong type.
+        """
+        self._check_streamed(placeholder)
+        payload, size = self.gateway.encode_input(placeholder, value)
+        while self.outcome is None and not self._request.may_push(placeholder):
+            waiter = self._credit.get(placeholder)
+            if waiter is None:
+                waiter = self._credit[placeholder] = self.node.loop.create_future()
+            await asyncio.shield(waiter)
+        if self.outcome is not None:
+            return
+        try:
+            self._request.push(placeholder, payload, size)
+        except ValueError as wrong:
+            raise InvalidInput(placeholder, str(wrong)) from wrong
+        self.node.schedule_flush()
+
+    def end(self, placeholder: str) -> None:
+        """Say that a streamed placeholder has no more frames. Raises InvalidInput."""
+        self._check_streamed(placeholder)
+        if self.outcome is None:
+            self._request.end(placeholder)
+            self.node.schedule_flush()
+
+    def _check_streamed(self, placeholder: str) -> None:
+        if placeholder not in self.gateway._streamed:
+            raise InvalidInput(placeholder, "the graph has no streamed placeholder of that name")
+
+    async def values(self) -> AsyncIterator[tuple[str, Any]]:
+        """Outputs as they come, as (name, value); ends with the outcome and does not raise for it."""
+        while True:
+            while self._values:
+                name, value, delivered = self._values.popleft()
+                self._collected[name].append(value)
+                if delivered.passed:
+                    self._request.consumed(delivered)
+                    self.node.schedule_flush()
+                yield name, value
+            if self.outcome is not None:
+                return
+            await self._wait()
+
+    async def result(self) -> dict[str, Any]:
+        """All outputs: a value (or ABSENT) outside any stream, a list inside one.
+
+        Raises:
+            RequestFailed: the outcome is not done; it carries the outcome, the failures and what came before.
+        """
+        self._collect = True
+        while self._values:
+            name, value, delivered = self._values.popleft()
+            self._collected[name].append(value)
+            if delivered.passed:
+                self._request.consumed(delivered)
+        while self.outcome is None:
+            await self._wait()
+        if self.outcome is Outcome.DONE:
+            return self.partial()
+        raise RequestFailed(self.outcome, self.failures, self.partial())
+
+    def partial(self) -> dict[str, Any]:
+        """What was taken so far, in the form of `result`."""
+        found: dict[str, Any] = {}
+        for output in self.node.plan.outputs:
+            if not output.hidden:
+                values = self._collected[output.name]
+                found[output.name] = values if output.depth else (values[0] if values else ABSENT)
+        return found

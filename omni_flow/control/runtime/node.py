@@ -1,0 +1,229 @@
+"""A node: a process's mouth and ears. Takes batches apart for its replicas and its gateway, and sends once per tick.
+
+One node has one transport and mostly one replica. Everything here runs on the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from omni_flow.control.credit import UNBOUNDED
+from omni_flow.control.plan import Plan
+from omni_flow.control.runtime.party import SHARE_BITS, TO_GATEWAY, Outbox
+from omni_flow.control.runtime.roster import Members
+from omni_flow.control.runtime.values import Values
+from omni_flow.control.runtime.wire import CLOSE, GATEWAY_ROLE, Envelope, Roster, Suspect
+from omni_flow.control.transport.base import Transport
+from omni_flow.control.transport.errors import MessageTooLarge
+
+if TYPE_CHECKING:
+    from omni_flow.control.runtime.gateway import Gateway
+    from omni_flow.control.runtime.replica import Replica
+
+OnControl = Callable[[str, Any], None]
+"""Called with (sender's address, packet of membership)."""
+
+
+class Node:
+    """A place on the network of a deployment.
+
+    `on_control` gets packets of membership that a node itself has no use for. `credit` is W in numbers, `credit_bytes`
+    in bytes, per parent.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        transport: Transport,
+        values: Values,
+        *,
+        credit: int | None = None,
+        credit_bytes: int = UNBOUNDED,
+        on_control: OnControl | None = None,
+        registry: str | None = None,
+    ) -> None:
+        self.plan = plan
+        self.transport = transport
+        self.values = values
+        self.credit = plan.credit if credit is None else credit
+        self.credit_bytes = credit_bytes
+        self.keeps = [any(i.spec.retries > 0 for i in role.members) for role in plan.roles]
+        self.roster = Members()
+        self.replicas: dict[int, Replica] = {}
+        self.gateway: Gateway | None = None
+        self.dirty: list[Outbox] = []
+        self.log = logging.getLogger("omni_flow.node")
+        self.retiring = False
+        self.retired: Callable[[], None] = lambda: None
+        self.registry = registry
+        self.loop: asyncio.AbstractEventLoop = None  # type: ignore[assignment]  # set by start(), before any use
+        self._on_control = on_control
+        self._posts: list[tuple[str, Any]] = []
+        self._scheduled = False
+        self._flushing = False
+
+    async def start(self) -> None:
+        """Begin to listen."""
+        self.loop = asyncio.get_running_loop()
+        await self.transport.start(self._on_batch, self._on_lost)
+
+    @property
+    def address(self) -> str:
+        """Where others reach this node."""
+        return self.transport.address
+
+    async def close(self) -> None:
+        """Send what is queued and close the transport."""
+        self.flush()
+        await self.transport.close()
+
+    # ---- receiving ------------------------------------------------------------------------------------------
+
+    def _on_batch(self, sender: str, batch: list[Any]) -> None:
+        for item in batch:
+            try:
+                if type(item) is Envelope:
+                    self._dispatch(item)
+                elif type(item) is Roster:
+                    self.apply(item)
+                elif self._on_control is not None:
+                    self._on_control(sender, item)
+            except Exception:
+                self.log.exception("a message from %s made no sense and was dropped", sender)
+        if self.dirty or self._posts:
+            self.schedule_flush()
+
+    def _dispatch(self, envelope: Envelope) -> None:
+        role = envelope.role
+        if role >= 0:
+            self.replicas[role].receive(envelope)
+        elif role == GATEWAY_ROLE:
+            if self.gateway is not None:
+                self.gateway.receive(envelope)
+        elif role == CLOSE:
+            for replica in self.replicas.values():
+                replica.receive(envelope)
+
+    def _on_lost(self, address: str, cause: str) -> None:
+        """A channel broke. The registry decides what that means: it sees whether the process lives."""
+        if self.registry == address:
+            self.log.warning("the registry is gone: %s", cause)
+        if self._on_control is not None:
+            self._on_control(self.address, Suspect(address, cause))
+        if self.registry is not None and self.registry not in (address, self.address):
+            self.post(self.registry, Suspect(address, cause))
+
+    def apply(self, roster: Roster) -> None:
+        """Take a newer view of who lives: answer deaths, forget the requests of dead gateways."""
+        before = self.roster.dead.keys() | self.roster.live.keys()
+        if not self.roster.apply(roster):
+            return
+        changed = any(replica in before for replica in self.roster.dead) or bool(self.roster.successors)
+        for replica in self.replicas.values():
+            for gateway in self.roster.gateways_gone:
+                replica.gateway_gone(gateway)
+            if changed:
+                for party in list(replica.parties.values()):
+                    party.roster_changed()
+        if self.gateway is not None:
+            self.gateway.roster_changed()
+        self.schedule_flush()
+
+    # ---- sending --------------------------------------------------------------------------------------------
+
+    def post(self, address: str, packet: Any) -> None:
+        """Queue a packet that belongs to no party."""
+        self._posts.append((address, packet))
+        self.schedule_flush()
+
+    def schedule_flush(self) -> None:
+        """Flush at the end of this tick, once."""
+        if not self._scheduled:
+            self._scheduled = True
+            self.loop.call_soon(self._flush_scheduled)
+
+    def _flush_scheduled(self) -> None:
+        self._scheduled = False
+        self.flush()
+
+    def flush(self) -> None:
+        """Send all that parties have queued, one batch per peer; what is for this node itself is taken at once."""
+        if self._flushing:
+            return
+        self._flushing = True
+        try:
+            while self.dirty or self._posts:
+                batches: dict[str, list[Any]] = {}
+                own: list[Envelope] = []
+                for address, packet in self._take_posts():
+                    if address == self.address:
+                        own.append(packet)
+                    else:
+                        batches.setdefault(address, []).append(packet)
+                dirty, self.dirty = self.dirty, []
+                for box in dirty:
+                    out, box.out = box.out, {}
+                    if not box.over:
+                        self._collect(box, out, batches, own)
+                for address, batch in batches.items():
+                    self._send(address, batch)
+                for envelope in own:
+                    self._dispatch(envelope)
+        finally:
+            self._flushing = False
+
+    def _take_posts(self) -> Iterable[tuple[str, Any]]:
+        if not self._posts:
+            return ()
+        posts, self._posts = self._posts, []
+        return posts
+
+    def _collect(
+        self, box: Outbox, out: dict[int, list[Any]], batches: dict[str, list[Any]], own: list[Envelope]
+    ) -> None:
+        for key, messages in out.items():
+            if key == TO_GATEWAY:
+                address: str | None = box.info.address
+                envelope = Envelope(box.head, box.book.oldest, GATEWAY_ROLE, 0, messages)
+            else:
+                role, share = key >> SHARE_BITS, key & ((1 << SHARE_BITS) - 1)
+                host = box.host(key)
+                address = None if host is None else self.roster.address(host)
+                if host is None or address is None:
+                    if not self.keeps[role]:
+                        replica = box.info.replicas[role][share]
+                        box.lose(role, share, f"replica {replica} died: {self.roster.cause(replica)}")
+                    continue
+                envelope = Envelope(box.head, box.book.oldest, role, share, messages)
+            if address is None or address == self.address:
+                own.append(envelope)
+            elif address in batches:
+                batches[address].append(envelope)
+            else:
+                batches[address] = [envelope]
+
+    def _send(self, address: str, batch: list[Any]) -> None:
+        try:
+            self.transport.send(address, batch)
+        except MessageTooLarge:
+            for item in batch:
+                if isinstance(item, Envelope) and len(item.messages) > 1:
+                    for message in item.messages:
+                        self.transport.send(
+                            address, [Envelope(item.head, item.oldest, item.role, item.share, [message])]
+                        )
+                else:
+                    self.transport.send(address, [item])
+
+    # ---- state ----------------------------------------------------------------------------------------------
+
+    def census(self) -> dict[str, int]:
+        """What the node's replicas hold, summed."""
+        total: dict[str, int] = {}
+        for replica in self.replicas.values():
+            for name, number in replica.census().items():
+                total[name] = total.get(name, 0) + number
+        return total
