@@ -8,6 +8,7 @@ most, index included, where every row has an L1 or L2 slot.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -102,6 +103,8 @@ class PageTable:
         l3_rows: how many objects L3 may hold beyond those with a slot.
         padding: L1 slots kept back at the front (an engine's padding page).
         seed: for the index.
+
+    `watch(rows, there)` is told which objects have become known, and which are about to be forgotten.
     """
 
     def __init__(self, l1_slots: int, l2_slots: int, l3_rows: int = 0, padding: int = 0, seed: int = 1) -> None:
@@ -118,6 +121,7 @@ class PageTable:
         self.l3_rows = l3_rows
         self.rows_free = Stack(capacity)
         self.index = DigestIndex(self.keys, seed)
+        self.watch: Callable[[U32, bool], None] | None = None
 
     def tier(self, bit: int) -> SlotTier:
         """L1 or L2.
@@ -183,6 +187,8 @@ class PageTable:
         self.keys[new] = keys[fresh]
         self.tiers[new] = 0
         self.index.insert(new)
+        if self.watch is not None:
+            self.watch(new, True)
         rows[fresh] = new
         stored = np.flatnonzero(status == 0)
         at = rows[stored]
@@ -211,6 +217,8 @@ class PageTable:
         self.tiers[rows] &= np.uint8(~bit & 0xFF)
         gone = rows[self.tiers[rows] == 0]
         if len(gone):
+            if self.watch is not None:
+                self.watch(gone, False)
             self.index.delete(gone)
             self.rows_free.give(gone)
 
@@ -234,6 +242,8 @@ class PageTable:
             self.keys[new] = keys[fresh]
             self.tiers[new] = 0
             self.index.insert(new)
+            if self.watch is not None:
+                self.watch(new, True)
             self.add_l3(new, places[fresh])
         return int(known.sum()) + len(fresh)
 
