@@ -282,7 +282,9 @@ class _Compiler:
                 if sid in scope:
                     wants[interface.role].append((interface, min(len(parent), slot.depth)))
                 if slot.join is Join.WINDOW and scope[-1] == sid:
-                    at_least = max(at_least, slot.size + slot.left)
+                    # A window waits with up to one frame less than it needs. Several may wait with different ones,
+                    # since frames that are absent for one are present for another.
+                    at_least += slot.size + slot.left - 1
         waited: list[CreditReader] = []
         free: list[CreditReader] = []
         if kind != "loop":
