@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from omni_flow.testing.simulate import Report, simulate
-
 from omni_flow.control.compile import compile_spec
 from omni_flow.control.findings import GraphError
 from omni_flow.control.spec import GraphSpec
@@ -14,6 +12,7 @@ from omni_flow.testing.facts import Given, Result, show_path
 from omni_flow.testing.notation import parse_graph
 from omni_flow.testing.reference import interpret
 from omni_flow.testing.schedule import Faults
+from omni_flow.testing.simulate import Report, simulate
 from omni_flow.testing.standins import Functions
 
 FAILED = object()
