@@ -22,6 +22,7 @@ from omni_flow.data.kv_client import (
     Request,
     Room,
     Stored,
+    bring_request,
     commit_request,
     groups_request,
     lookup_request,
@@ -231,6 +232,15 @@ class AsyncMemoryManagerClient:
     async def drop(self, pool: str, keys: Keys) -> NDArray[np.uint8]:
         reply = await self.call(Op.DROP, PoolName(pool), (keys_array(keys),))
         return reply.column(0, "|u1")
+
+    async def fetch(self, pool: str, keys: Keys, *, tier: int = L1, timeout: float = 10.0) -> NDArray[np.uint8]:
+        return (await self._ask(bring_request("fetch", pool, keys, "", tier, timeout))).column(0, "|u1")
+
+    async def pull(self, pool: str, keys: Keys, peer: str, *, timeout: float = 30.0) -> NDArray[np.uint8]:
+        return (await self._ask(bring_request("pull", pool, keys, peer, L1, timeout))).column(0, "|u1")
+
+    async def push(self, pool: str, keys: Keys, peer: str, *, timeout: float = 30.0) -> NDArray[np.uint8]:
+        return (await self._ask(bring_request("push", pool, keys, peer, L1, timeout))).column(0, "|u1")
 
     async def ping(self) -> None:
         await self.call(Op.PING)

@@ -203,6 +203,15 @@ class MemoryManagerClient(KvCalls):
         for hook in self.on_stale:
             hook()
 
+    def take_events(self) -> None:
+        """Take in the events that have come, without waiting.
+
+        Raises:
+            Disconnected: the server is gone.
+        """
+        while (message := self.link.receive(0.0)) is not None:
+            self._other(message)
+
     def tell(self, op: int, body: msgspec.Struct | None = None) -> None:
         """One message without a reply."""
         self.link.send(encode(op, 0, 0, self.epoch, body))

@@ -22,6 +22,7 @@ from omni_flow.data.messages import (
     Found,
     Group,
     Hint,
+    JobAdd,
     Lookup,
     PoolName,
     Reserve,
@@ -107,8 +108,8 @@ def stored_of(reply: Message) -> Stored:
     return Stored(lease, reply.column(0, "|u1").copy(), reply.column(1, "<u4").copy(), reply.column(2, "<u4").copy())
 
 
-def lookup_request(pool: str, keys: Keys, pin: bool, tiers: int) -> Request:
-    return Request(Op.LOOKUP, Lookup((Group(pool),), pin, tiers), (keys_array(keys),), 0.0)
+def lookup_request(pool: str, keys: Keys, pin: bool, tiers: int, prefetch: bool = False) -> Request:
+    return Request(Op.LOOKUP, Lookup((Group(pool),), pin, tiers, prefetch), (keys_array(keys),), 0.0)
 
 
 def groups_request(groups: Sequence[tuple[Group, Keys]], pin: bool, tiers: int) -> Request:
@@ -117,6 +118,11 @@ def groups_request(groups: Sequence[tuple[Group, Keys]], pin: bool, tiers: int) 
     if sum(map(len, columns)) > MAX_BATCH:
         raise BadArgument(f"{sum(map(len, columns))} keys in one look-up", f"at most {MAX_BATCH}")
     return Request(Op.LOOKUP, body, columns, 0.0)
+
+
+def bring_request(kind: str, pool: str, keys: Keys, peer: str, tier: int, timeout: float) -> Request:
+    body = JobAdd(kind, pool, int(timeout * 1000), peer, tier)
+    return Request(Op.JOB_ADD, body, (keys_array(keys),), timeout)
 
 
 def match_of(reply: Message) -> Match:
@@ -175,11 +181,15 @@ class KvCalls:
         """Give reserved slots back; nobody else gets them before `fence_ms` have passed."""
         self.call(Op.ABORT, Abort(pool, token, fence_ms), positions_column(positions))
 
-    def lookup(self, pool: str, keys: Keys, *, pin: bool = True, tiers: int = L1 | L2) -> Match:
-        """Longest prefix of `keys` that is there, pinned in the same step."""
+    def lookup(self, pool: str, keys: Keys, *, pin: bool = True, tiers: int = L1 | L2, prefetch: bool = False) -> Match:
+        """Longest prefix of `keys` that is there, pinned in the same step.
+
+        Args:
+            prefetch: start bringing what follows and lies in L3 only into L2.
+        """
         keys = keys_array(keys)
         if len(keys) <= MAX_BATCH:
-            return match_of(self._ask(lookup_request(pool, keys, pin, tiers)))
+            return match_of(self._ask(lookup_request(pool, keys, pin, tiers, prefetch)))
         raise BadArgument(f"{len(keys)} keys in one look-up", f"at most {MAX_BATCH}")
 
     def lookup_groups(self, groups: Sequence[tuple[Group, Keys]], *, pin: bool = True, tiers: int = L1 | L2) -> Match:
@@ -193,6 +203,21 @@ class KvCalls:
     def probe(self, pool: str, keys: Keys) -> U8:
         """Tier bitmap per key, 0 where unknown. Pins nothing and touches nothing."""
         return self.call(Op.PROBE, PoolName(pool), (keys_array(keys),)).column(0, "|u1").copy()
+
+    def fetch(self, pool: str, keys: Keys, *, tier: int = L1, timeout: float = 10.0) -> U8:
+        """Bring pages up from lower tiers; per key 1 once it is there. Pins nothing: look up afterwards."""
+        return self._bring("fetch", pool, keys, "", tier, timeout)
+
+    def pull(self, pool: str, keys: Keys, peer: str, *, timeout: float = 30.0) -> U8:
+        """Bring pages from another node; per key 1 once it is here."""
+        return self._bring("pull", pool, keys, peer, L1, timeout)
+
+    def push(self, pool: str, keys: Keys, peer: str, *, timeout: float = 30.0) -> U8:
+        """Send pages to another node; per key 1 once it is there."""
+        return self._bring("push", pool, keys, peer, L1, timeout)
+
+    def _bring(self, kind: str, pool: str, keys: Keys, peer: str, tier: int, timeout: float) -> U8:
+        return self._ask(bring_request(kind, pool, keys, peer, tier, timeout)).column(0, "|u1").copy()
 
     def drop(self, pool: str, keys: Keys) -> U8:
         """Forget objects nobody has pinned; per key 1 if it is gone."""

@@ -41,7 +41,8 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True):
         padding: L1 slots at the front that are never given out.
         policy: eviction policy of L1 and L2.
         high, low: shares of a tier at which background demotion starts and stops.
-        staging: slots of each tier kept for running jobs, never lent to the cache.
+        staging: slots of each tier kept for running jobs, never lent to the cache; -1: a sixteenth of the tier, at
+            most 256, where there is a tier below L1.
         death_quarantine_s: how long slots reserved by a dead session stay closed (DMA still in flight).
         demote: write pages down before dropping them.
     """
@@ -55,7 +56,7 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True):
     policy: str = "s3fifo"
     high: float = 0.9
     low: float = 0.8
-    staging: int = 0
+    staging: int = -1
     death_quarantine_s: float = 0.0
     demote: bool = True
 
@@ -88,7 +89,7 @@ class KvPool:
         self.counters: dict[str, int] = dict.fromkeys(
             ("hits_l1", "hits_l2", "hits_l3", "misses", "stored", "duplicates", "evicted", "demoted", "waits"), 0
         )
-        self.counters.update(refused=0, reclaimed=0)
+        self.counters.update(refused=0, reclaimed=0, migrated=0, job_pages_failed=0, bad_records=0)
         self.demote: Callable[[int, U32, float], int] = lambda _tier, _slots, _now: 0
         self.demoting: Callable[[int], int] = lambda _tier: 0
         self.job_pins: Callable[[], Sequence[tuple[int, U32]]] = tuple
@@ -98,9 +99,13 @@ class KvPool:
     # -- accounts and shares ------------------------------------------------------------------------------------
 
     def set_staging(self, pages: int) -> None:
-        """Set the staging share of both tiers (as far as the tier is that large)."""
+        """Set the staging share of both tiers (as far as the tier is that large; -1: see `PoolSpec`)."""
         for bit in (L1, L2):
-            take = min(pages, max(0, self.table.tier(bit).capacity - 1))
+            capacity = self.table.tier(bit).capacity
+            take = min(pages, max(0, capacity - 1))
+            if pages < 0:
+                below = self.spec.l2_pages or self.spec.l3_pages
+                take = min(256, max(1, capacity // 16), max(0, capacity - 1)) if below else 0
             self.shared[bit].limit += self.staging[bit].limit - take
             self.staging[bit].limit = take
 
@@ -165,7 +170,7 @@ class KvPool:
 
         def attempt(last: bool) -> bool:
             n = min(count, share.room)
-            if n < least or not self._make_room(tier, n, now if not last else deadline, urgent):
+            if n < least or not self.make_room(tier, n, now if not last else deadline, urgent):
                 return False
             taken(self._take(account, slots, n))
             return True
@@ -216,7 +221,7 @@ class KvPool:
 
         return ask
 
-    def _make_room(self, bit: int, count: int, now: float, urgent: bool) -> bool:
+    def make_room(self, bit: int, count: int, now: float, urgent: bool) -> bool:
         """See that `count` slots are free: drop what has another copy; write down the rest, or drop it if urgent."""
         tier = self.table.tier(bit)
         missing = count - tier.free.count
@@ -236,6 +241,16 @@ class KvPool:
         if len(victims):
             self.evict(bit, victims)
         return tier.free.count >= count
+
+    def lower(self, bit: int, count: int, now: float) -> None:
+        """Background demotion: copies with another copy are dropped, others go down a tier as far as that works."""
+        tier = self.table.tier(bit)
+        victims = self.policies[bit].victims(count, self._evictable(tier), now)
+        alone = self.table.tiers[tier.row[victims]] == bit
+        if alone.any():
+            self.demote(bit, victims[alone], now)
+        if not alone.all():
+            self.evict(bit, victims[~alone])
 
     def evict(self, bit: int, slots: U32) -> None:
         """Drop unpinned copies."""
@@ -291,14 +306,18 @@ class KvPool:
                 tier.release(slots[~stored])
         else:
             done, fresh = at, slots
-        if len(fresh):
-            words = np.ascontiguousarray(self.table.keys[tier.row[fresh]]).view(np.uint64)[:, 0]
-            self.policies[bit].on_insert(fresh[::-1], words[::-1])
+        self.admit(bit, fresh)
         self._settle(account, reservation, done)
         self.counters["stored"] += len(fresh)
         self.counters["duplicates"] += duplicates
         lease = self._pin(account, np.full(len(final), bit, np.uint8), final, always=True) if pin and len(final) else 0
         return lease, status, final
+
+    def admit(self, bit: int, slots: U32) -> None:
+        """Tell the policy of new copies; a suffix is to go before its prefix, so the last page comes first."""
+        if len(slots):
+            words = self.table.keys.view(np.uint64)[self.table.tier(bit).row[slots], 0]
+            self.policies[bit].on_insert(slots[::-1], words[::-1])
 
     def _settle(self, account: Account, reservation: Reservation, at: NDArray[np.int64]) -> None:
         """Positions `at` are no longer reserved."""

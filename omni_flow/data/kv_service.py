@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from omni_flow.data.accounts import Account, Reservation
 from omni_flow.data.errors import BadArgument, DataError, Refused, UnknownName
@@ -32,6 +33,7 @@ from omni_flow.data.prefix import first_needed, longest_prefix
 from omni_flow.data.protocol import MAX_BATCH, Column, Message, Op
 from omni_flow.data.session import BaseService, Handler, Session
 
+U8 = NDArray[np.uint8]
 _MAX_TIMEOUT_MS = 24 * 3600 * 1000
 
 
@@ -52,6 +54,7 @@ class KvService(BaseService):
     def __init__(self, specs: Sequence[PoolSpec]) -> None:
         self._numbers = itertools.count(1)
         self.pools = {spec.name: KvPool(spec, self._numbers) for spec in specs}
+        self.prefetch: Callable[[Session, str, U8], None] = lambda _session, _pool, _keys: None
         if len(self.pools) != len(specs):
             raise BadArgument("two pools of one name", "name them differently")
 
@@ -175,6 +178,14 @@ class KvService(BaseService):
         lease = pool.pin(pool.accounts[session.id], whole) if body.pin and pages else 0
         pool.note(whole, sum(map(len, message.columns)) - len(whole.slots))
         session.reply(message, Found(pages, lease, first), whole)
+        if body.prefetch and pool.table.l3_count:
+            for group, keys in zip(body.groups, message.columns, strict=True):
+                rest = keys[pages * group.stride :]
+                below = pool.locate(rest, L1 | L2 | L3)[1]
+                known = int((below != 0).argmin()) if not below.all() else len(below)
+                wanted = rest[:known][below[:known] == L3]
+                if len(wanted):
+                    self.prefetch(session, group.pool, wanted)
 
     def _match(self, body: Lookup, message: Message) -> tuple[int, tuple[int, ...], list[Pinned]]:
         """Longest prefix over the groups, per group its first needed page and what was found from there on."""

@@ -15,7 +15,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from omni_flow.data.children import Children
 from omni_flow.data.errors import DataError, Disconnected
+from omni_flow.data.job_service import JobService
 from omni_flow.data.kv_service import KvService
 from omni_flow.data.server import Server, ServerConfig, serve
 from omni_flow.data.session import Service
@@ -26,7 +28,8 @@ from omni_flow.data.weights.service import WeightService
 def default_services(server: Server) -> Sequence[Service]:
     """The services of a node: KV pools, their movers, TempBuffers, weights."""
     config = server.config
-    services: list[Service] = [KvService(config.pools)]
+    kv = KvService(config.pools)
+    services: list[Service] = [kv, JobService(kv, config.prefetch_bytes)]
     if config.temp_bytes:
         temp = TempService(config.temp_bytes, config.temp_large_bytes, config.temp_client_bytes, config.orphan_s)
         server.arena_of["temp/ledger"] = temp.ledger
@@ -35,6 +38,10 @@ def default_services(server: Server) -> Sequence[Service]:
         server.read_only_arenas.add("temp/generations")
         services.append(temp)
     services.append(WeightService(server.arena_of, config.weight_linger_s, time.monotonic))
+    if config.movers:
+        children = Children(server, config.movers)
+        server.on_stop.append(children.stop)
+        services.append(children)
     return services
 
 

@@ -172,10 +172,21 @@ class JobDone(msgspec.Struct, array_like=True):
 
 
 class JobAdd(msgspec.Struct, array_like=True):
+    """Ask for pages to be brought somewhere; answered with one u8 per key when that has ended.
+
+    Args:
+        kind: `fetch` (from lower tiers into `tier`), `pull` (from `peer` into L2), `push` (to `peer`).
+    """
+
     kind: str
     pool: str
     timeout_ms: int
     peer: str = ""
+    tier: int = 1
+
+
+class JobCancel(msgspec.Struct, array_like=True):
+    id: int
 
 
 class L3Change(msgspec.Struct, array_like=True):

@@ -53,6 +53,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         temp_large_bytes: part behind it for buffers larger than 256 MiB.
         temp_client_bytes: most one client may hold of it; 0: no bound.
         orphan_s: how long a published buffer of a dead producer waits for consumers who have not adopted it.
+        prefetch_bytes: most that prefetches from L3 may have under way.
         uids: further users who may connect.
         endpoints: ZMQ endpoints to serve as well (`ipc://…`, `tcp://127.0.0.1:…`).
         shared_key: secret of all clients over ZMQ (CURVE); without one tcp endpoints are loopback only.
@@ -69,6 +70,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     temp_large_bytes: int = 0
     temp_client_bytes: int = 0
     orphan_s: float = 30.0
+    prefetch_bytes: int = 256 << 20
     uids: tuple[int, ...] = ()
     endpoints: tuple[str, ...] = ()
     shared_key: str = ""
@@ -125,6 +127,7 @@ class Server:
         self.reclaim_last_s = 0.0
         self._numbers = 0
         self._running = False
+        self.on_stop: list[Callable[[], None]] = []
         self._make_arenas()
         self.services: list[Service] = list(services(self))
         self.handlers: dict[int, Handler] = {
@@ -215,6 +218,8 @@ class Server:
         if self.zmq is not None:
             self.zmq.close()
         self.front.close()
+        for hook in self.on_stop:
+            hook()
         while self.reclaims:
             self._reclaim_slice()
         os.close(self._wake_r)

@@ -1,0 +1,111 @@
+"""The processes a memory manager runs beside it (movers): started, watched by pidfd, started again with back-off."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from omni_flow.data.session import BaseService
+
+if TYPE_CHECKING:
+    from omni_flow.data.server import Server
+
+log = logging.getLogger("omni_flow.data")
+FIRST_BACKOFF_S: Final = 0.2
+LAST_BACKOFF_S: Final = 30.0
+SHORTCUTS: Final = {"copy": ("{python}", "-m", "omni_flow.data.mover", "{path}")}
+
+
+@dataclass(slots=True, eq=False)
+class Child:
+    command: tuple[str, ...]
+    process: subprocess.Popen[bytes] | None = None
+    pidfd: int = -1
+    started: float = 0.0
+    backoff: float = FIRST_BACKOFF_S
+    due: float = 0.0
+    restarts: int = 0
+
+
+class Children(BaseService):
+    """Runs command lines; `{path}` in them is the socket's path, `{python}` this interpreter, `copy` the copy mover.
+
+    A child ends by itself when its connection to the manager ends, so a SIGKILL of the manager leaves none behind.
+    """
+
+    def __init__(self, server: Server, commands: Sequence[Sequence[str]]) -> None:
+        self._server = server
+        self._children: list[Child] = []
+        for command in commands:
+            words = SHORTCUTS.get(command[0], tuple(command)) if len(command) == 1 else tuple(command)
+            filled = tuple(w.replace("{path}", server.config.path).replace("{python}", sys.executable) for w in words)
+            self._children.append(Child(filled))
+        self._stopped = False
+
+    def tick(self, now: float) -> float | None:
+        """Start what is due."""
+        if self._stopped:
+            return None
+        for child in self._children:
+            if child.process is None and child.due <= now:
+                self._start(child, now)
+        return min((child.due for child in self._children if child.process is None), default=None)
+
+    def _start(self, child: Child, now: float) -> None:
+        child.started = now
+        try:
+            child.process = subprocess.Popen(child.command, stdin=subprocess.DEVNULL)
+            child.pidfd = os.pidfd_open(child.process.pid)
+        except OSError as error:
+            log.error("cannot start %s: %s", child.command, error)
+            self._later(child, now)
+            return
+        self._server.watch_fd(child.pidfd, lambda _events: self._ended(child))
+
+    def _ended(self, child: Child) -> None:
+        assert child.process is not None
+        self._server.unwatch_fd(child.pidfd)
+        os.close(child.pidfd)
+        code = child.process.wait()
+        child.process = None
+        if self._stopped:
+            return
+        now = time.monotonic()
+        log.warning("mover ended", extra={"command": child.command[-2:], "code": code})
+        child.restarts += 1
+        if now - child.started > LAST_BACKOFF_S:
+            child.backoff = FIRST_BACKOFF_S
+        self._later(child, now)
+
+    @staticmethod
+    def _later(child: Child, now: float) -> None:
+        child.due = now + child.backoff
+        child.backoff = min(2 * child.backoff, LAST_BACKOFF_S)
+
+    def stop(self) -> None:
+        """End the children: they see their connection end; those that don't are killed."""
+        self._stopped = True
+        for child in self._children:
+            if child.process is None:
+                continue
+            with contextlib.suppress(ProcessLookupError):
+                child.process.send_signal(signal.SIGTERM)
+            try:
+                child.process.wait(2.0)
+            except subprocess.TimeoutExpired:
+                child.process.kill()
+                child.process.wait()
+
+    def stats(self) -> dict[str, int | float]:
+        return {
+            "children_running": sum(child.process is not None for child in self._children),
+            "children_restarts": sum(child.restarts for child in self._children),
+        }

@@ -1,0 +1,204 @@
+"""Requests for pages to be brought somewhere: planned in batches as staging room and movers allow."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omni_flow.data.errors import DataError, JobFailed, NoMover
+from omni_flow.data.jobs import BATCH, Done, PoolJobs, Work
+from omni_flow.data.kv_service import KvService
+from omni_flow.data.messages import L1, L2, L3
+from omni_flow.data.protocol import Message
+from omni_flow.data.session import Session
+
+U8 = NDArray[np.uint8]
+Plan = Callable[[int, U8, float, float, Done], tuple[Work | None, int]]
+WAITING: Final = 0
+MOVING: Final = 1
+ARRIVED: Final = 2
+FAILED: Final = 3
+PREFETCH_S: Final = 30.0
+
+
+@dataclass(slots=True, eq=False)
+class Fetch:
+    """Keys on their way; answered when each has arrived or failed. `message` is None for a prefetch.
+
+    Args:
+        state: per key WAITING (nothing planned), MOVING (in a job), ARRIVED or FAILED.
+    """
+
+    session: Session
+    message: Message | None
+    kind: str
+    pool: str
+    peer: str
+    tier: int
+    keys: U8
+    state: U8
+    deadline: float
+    running: int = 0
+    over: bool = False
+
+
+class Fetches:
+    """All fetches, pulls, pushes and prefetches under way.
+
+    Args:
+        mover: the mover for a kind of job, None if there is none.
+        send: hands a planned job to a mover.
+        prefetch_bytes: bound on what prefetches may have under way.
+    """
+
+    def __init__(
+        self,
+        kv: KvService,
+        jobs: Mapping[str, PoolJobs],
+        mover: Callable[[str], Session | None],
+        send: Callable[[Work, Session, float], None],
+        numbers: Iterator[int],
+        prefetch_bytes: int,
+    ) -> None:
+        self._pools = kv.pools
+        self.jobs = jobs
+        self._mover = mover
+        self._send = send
+        self._numbers = numbers
+        self.prefetch_bytes = prefetch_bytes
+        self.fetches: list[Fetch] = []
+        self.dirty = False
+        self.prefetches = 0
+
+    def __len__(self) -> int:
+        return len(self.fetches)
+
+    def add(self, fetch: Fetch, now: float) -> None:
+        """Begin."""
+        self.fetches.append(fetch)
+        self._advance(fetch, now)
+
+    def cancel(self, session: Session, request: int) -> None:
+        """Answer a request of this session early; jobs under way finish by themselves."""
+        for fetch in self.fetches:
+            if fetch.session is session and fetch.message is not None and fetch.message.request == request:
+                self._end(fetch, JobFailed("cancelled by its client"))
+
+    def forget(self, session: Session) -> None:
+        """The session has ended."""
+        for fetch in self.fetches:
+            if fetch.session is session:
+                fetch.over = True
+
+    def tick(self, now: float) -> float | None:
+        """Go on with what could not start before, end what is past its deadline. Returns when to come again."""
+        if not self.fetches:
+            return None
+        if self.dirty or any(fetch.deadline <= now or fetch.over for fetch in self.fetches):
+            self.dirty = False
+            for fetch in self.fetches:
+                if fetch.deadline <= now and not fetch.over:
+                    self._end(fetch, JobFailed(f"{fetch.kind} of {len(fetch.keys)} pages not done in time"))
+                self._advance(fetch, now)
+            self.fetches = [fetch for fetch in self.fetches if not fetch.over]
+        if self.dirty:
+            return now
+        return min((fetch.deadline for fetch in self.fetches), default=None)
+
+    def prefetch(self, session: Session, pool: str, keys: U8) -> None:
+        """Start bringing keys that are in L3 only into L2, within the byte budget; nobody waits for it."""
+        under = sum(len(f.keys) * self._pools[f.pool].spec.page_bytes for f in self.fetches if f.message is None)
+        room = (self.prefetch_bytes - under) // self._pools[pool].spec.page_bytes
+        if room <= 0 or self._mover("load") is None:
+            return
+        distinct = np.unique(keys[:room].view("V32").ravel(), return_index=True)[1]
+        chosen = keys[np.sort(distinct)].copy()
+        now = time.monotonic()
+        fetch = Fetch(session, None, "fetch", pool, "", L2, chosen, np.zeros(len(chosen), np.uint8), now + PREFETCH_S)
+        self.prefetches += 1
+        self.add(fetch, now)
+
+    def _advance(self, fetch: Fetch, now: float) -> None:
+        """Start what can be started; answer when nothing is left."""
+        if fetch.over:
+            return
+        try:
+            if fetch.kind == "fetch":
+                self._advance_fetch(fetch, now)
+            else:
+                self._advance_peer(fetch, now)
+        except DataError as error:
+            self._end(fetch, error)
+            return
+        if not fetch.running and not (fetch.state == WAITING).any():
+            self._end(fetch, None)
+
+    def _classify(self, fetch: Fetch) -> tuple[NDArray[np.int64], U8]:
+        waiting = np.flatnonzero(fetch.state == WAITING)
+        rows = self._pools[fetch.pool].table.find(fetch.keys[waiting])
+        tiers = self._pools[fetch.pool].table.tiers[rows]
+        tiers[rows < 0] = 0
+        return waiting, tiers
+
+    def _advance_fetch(self, fetch: Fetch, now: float) -> None:
+        waiting, tiers = self._classify(fetch)
+        there = (tiers & fetch.tier) != 0 if fetch.tier == L1 else (tiers & (L1 | L2)) != 0
+        fetch.state[waiting[there]] = ARRIVED
+        fetch.state[waiting[tiers == 0]] = FAILED
+        jobs = self.jobs[fetch.pool]
+        self._run(fetch, waiting[~there & ((tiers & L2) != 0)], "copy", jobs.promotion, now)
+        self._run(fetch, waiting[tiers == L3], "load", jobs.load, now)
+
+    def _run(self, fetch: Fetch, at: NDArray[np.int64], kind: str, plan: Plan, now: float) -> None:
+        """Plan jobs for the keys at positions `at` as far as staging room and movers go."""
+        while len(at):
+            mover = self._mover(kind)
+            if mover is None:
+                raise NoMover(f"no mover for {kind}", "run the memory manager with its movers")
+            batch = at[:BATCH]
+            work, taken = plan(next(self._numbers), fetch.keys[batch], now, fetch.deadline, self._arrival(fetch, batch))
+            if work is None:
+                return
+            fetch.state[batch[:taken]] = MOVING
+            fetch.running += 1
+            at = at[taken:]
+            self._send(work, mover, now)
+
+    def _arrival(self, fetch: Fetch, batch: NDArray[np.int64]) -> Done:
+        def done(work: Work, ok: U8) -> None:
+            fetch.running -= 1
+            mine = batch[: len(work.keys)]
+            final = fetch.kind != "fetch" or work.dst == fetch.tier
+            fetch.state[mine] = np.where(ok, ARRIVED if final else WAITING, FAILED)
+            self.dirty = True
+
+        return done
+
+    def _advance_peer(self, fetch: Fetch, now: float) -> None:
+        waiting, tiers = self._classify(fetch)
+        jobs = self.jobs[fetch.pool]
+        if fetch.kind == "pull":
+            fetch.state[waiting[(tiers & (L1 | L2)) != 0]] = ARRIVED
+            at = waiting[(tiers & (L1 | L2)) == 0]
+
+            self._run(fetch, at, "pull", functools.partial(jobs.pull, fetch.peer), now)
+            return
+        fetch.state[waiting[(tiers & (L1 | L2)) == 0]] = FAILED
+        for bit in (L2, L1):
+            have = (tiers & L2) != 0 if bit == L2 else (tiers & (L1 | L2)) == L1
+            self._run(fetch, waiting[have], "push", functools.partial(jobs.push, fetch.peer, bit), now)
+
+    def _end(self, fetch: Fetch, error: DataError | None) -> None:
+        fetch.over = True
+        if fetch.message is None:
+            return
+        if error is not None:
+            fetch.session.fail(fetch.message, error)
+        else:
+            fetch.session.reply(fetch.message, None, ((fetch.state == ARRIVED).astype(np.uint8),))

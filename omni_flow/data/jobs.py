@@ -1,0 +1,308 @@
+"""Migration jobs of one pool: what they hold, and what the table learns from their outcome. Pure.
+
+A job holds pins on its source slots and reservations of its target slots, both in the staging share, until the
+mover says how each page ended or is dead. Outcomes are entered by key, so nothing depends on rows that may have
+changed meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omni_flow.data.kv_pool import KvPool
+from omni_flow.data.messages import L1, L2, L3
+from omni_flow.data.page_table import RESERVED, SEALED
+
+U8 = NDArray[np.uint8]
+U32 = NDArray[np.uint32]
+U64 = NDArray[np.uint64]
+BATCH: Final = 64
+NO_SLOTS: Final = np.empty(0, np.uint32)
+NO_PLACES: Final = np.empty(0, np.uint64)
+Done = Callable[["Work", U8], None]
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """One job. `src`/`dst` are tiers (0: none, or L3, or a peer); slots are empty where the tier has none.
+
+    Args:
+        move: the source copy goes once the target copy is there.
+        done: called with one u8 per key, 1 where it worked.
+    """
+
+    id: int
+    kind: str
+    pool: str
+    keys: U8
+    src: int
+    dst: int
+    src_slots: U32
+    dst_slots: U32
+    places: U64
+    deadline: float
+    move: bool = False
+    peer: str = ""
+    mover: int = 0
+    cancelled: bool = False
+    done: Done = field(default=lambda _work, _ok: None)
+
+
+class PoolJobs:
+    """Plans and settles the jobs of one pool."""
+
+    def __init__(self, pool: KvPool) -> None:
+        self.pool = pool
+        self.running: dict[int, Work] = {}
+        self.l3_on = False
+        self.storing = 0
+        self._demoting = {L1: 0, L2: 0}
+        pool.job_pins = self._pins
+        pool.job_slots = self._slots
+        pool.demoting = lambda bit: self._demoting[bit]
+
+    def _pins(self) -> Sequence[tuple[int, U32]]:
+        return [(work.src, work.src_slots) for work in self.running.values() if len(work.src_slots)]
+
+    def _slots(self) -> Sequence[tuple[int, U32]]:
+        return [(work.dst, work.dst_slots) for work in self.running.values() if len(work.dst_slots)]
+
+    # -- holding ------------------------------------------------------------------------------------------------
+
+    def _hold_source(self, bit: int, slots: U32) -> U32:
+        """Pin as many of distinct sealed slots as the staging share allows."""
+        share = self.pool.staging[bit]
+        slots = slots[: max(0, share.room)]
+        if len(slots):
+            self.pool.table.pin(bit, slots)
+            share.pin(slots)
+        return slots
+
+    def _drop_source(self, bit: int, slots: U32) -> None:
+        if len(slots):
+            self.pool.table.unpin(bit, slots)
+            self.pool.staging[bit].unpin(slots)
+
+    def _hold_target(self, bit: int, count: int, now: float, urgent: bool) -> U32:
+        """Reserve up to `count` slots in the staging share."""
+        share = self.pool.staging[bit]
+        tier = self.pool.table.tier(bit)
+        count = min(count, max(0, share.room))
+        if count and not self.pool.make_room(bit, count, now, urgent):
+            count = min(count, tier.free.count)
+        if not count:
+            return NO_SLOTS
+        share.reserved += count
+        return tier.reserve(count)
+
+    def _settle_target(self, bit: int, slots: U32, keys: U8, ok: NDArray[np.bool_]) -> None:
+        """Seal the slots that were filled and free the others."""
+        pool = self.pool
+        tier = pool.table.tier(bit)
+        pool.staging[bit].reserved -= len(slots)
+        bad = slots[~ok]
+        if len(bad):
+            tier.release(bad)
+        good = slots[ok]
+        if len(good):
+            status, _ = pool.table.seal(bit, good, keys[ok])
+            again = good[status == 1]
+            if len(again):
+                tier.release(again)
+            pool.admit(bit, good[status == 0])
+
+    # -- planning -----------------------------------------------------------------------------------------------
+
+    def _start(self, work: Work) -> Work:
+        self.running[work.id] = work
+        if work.move:
+            self._demoting[work.src] += len(work.src_slots)
+        if work.kind == "store":
+            self.storing += len(work.keys)
+        return work
+
+    def demotion(self, number: int, bit: int, slots: U32, now: float, deadline: float) -> Work | None:
+        """A job that writes the only copies in `slots` one tier down; None when nothing can be moved now."""
+        pool = self.pool
+        table = pool.table
+        slots = slots[:BATCH]
+        if bit == L1 and table.l2.capacity:
+            target = self._hold_target(L2, len(slots), now, urgent=False)
+            slots = self._hold_source(L1, slots[: len(target)])
+            spare = target[len(slots) :]
+            if len(spare):
+                pool.staging[L2].reserved -= len(spare)
+                table.l2.release(spare)
+            target = target[: len(slots)]
+            kind, dst = "copy", L2
+        elif bit == L2 and self.l3_on:
+            room = table.l3_rows - table.l3_count - self.storing
+            slots = self._hold_source(L2, slots[: max(0, room)])
+            target, kind, dst = NO_SLOTS, "store", L3
+        else:
+            return None
+        if not len(slots):
+            return None
+        keys = table.keys[table.tier(bit).row[slots]]
+        return self._start(
+            Work(number, kind, pool.spec.name, keys, bit, dst, slots, target, NO_PLACES, deadline, move=True)
+        )
+
+    def load(self, number: int, keys: U8, now: float, deadline: float, done: Done) -> tuple[Work | None, int]:
+        """A job that reads the first of `keys` (all in L3 only) into L2. Returns it and how many keys it takes."""
+        table = self.pool.table
+        target = self._hold_target(L2, min(len(keys), BATCH), now, urgent=True)
+        if not len(target):
+            return None, 0
+        keys = keys[: len(target)].copy()
+        rows = table.find(keys)
+        places = table.place3[rows]
+        work = Work(number, "load", self.pool.spec.name, keys, L3, L2, NO_SLOTS, target, places, deadline, done=done)
+        return self._start(work), len(target)
+
+    def promotion(self, number: int, keys: U8, now: float, deadline: float, done: Done) -> tuple[Work | None, int]:
+        """A job that copies the first of distinct `keys` (all in L2, not in L1) into L1."""
+        table = self.pool.table
+        rows = table.find(keys[:BATCH])
+        source = self._hold_source(L2, table.slot2[rows])
+        target = self._hold_target(L1, len(source), now, urgent=True)
+        self._drop_source(L2, source[len(target) :])
+        source = source[: len(target)]
+        if not len(source):
+            return None, 0
+        keys = keys[: len(source)].copy()
+        work = Work(number, "copy", self.pool.spec.name, keys, L2, L1, source, target, NO_PLACES, deadline, done=done)
+        return self._start(work), len(source)
+
+    def pull(
+        self, peer: str, number: int, keys: U8, now: float, deadline: float, done: Done
+    ) -> tuple[Work | None, int]:
+        """A job that fetches the first of distinct `keys` (in neither L1 nor L2) from a peer into L2."""
+        bit = L2 if self.pool.table.l2.capacity else L1
+        target = self._hold_target(bit, min(len(keys), BATCH), now, urgent=True)
+        if not len(target):
+            return None, 0
+        keys = keys[: len(target)].copy()
+        work = Work(
+            number,
+            "pull",
+            self.pool.spec.name,
+            keys,
+            0,
+            bit,
+            NO_SLOTS,
+            target,
+            NO_PLACES,
+            deadline,
+            peer=peer,
+            done=done,
+        )
+        return self._start(work), len(target)
+
+    def push(
+        self, peer: str, bit: int, number: int, keys: U8, now: float, deadline: float, done: Done
+    ) -> tuple[Work | None, int]:
+        """A job that sends the first of distinct `keys` (all in tier `bit`) to a peer."""
+        table = self.pool.table
+        source = self._hold_source(bit, table.slots_of(bit)[table.find(keys[:BATCH])])
+        if not len(source):
+            return None, 0
+        keys = keys[: len(source)].copy()
+        work = Work(
+            number,
+            "push",
+            self.pool.spec.name,
+            keys,
+            bit,
+            0,
+            source,
+            NO_SLOTS,
+            NO_PLACES,
+            deadline,
+            peer=peer,
+            done=done,
+        )
+        return self._start(work), len(source)
+
+    # -- outcomes -----------------------------------------------------------------------------------------------
+
+    def finish(self, work: Work, ok: NDArray[np.bool_], places: U64) -> None:
+        """Enter what a mover did; `places` (one per key) matters for `store` only."""
+        pool = self.pool
+        table = pool.table
+        del self.running[work.id]
+        if work.src in (L1, L2):
+            self._drop_source(work.src, work.src_slots)
+        if work.move:
+            self._demoting[work.src] -= len(work.src_slots)
+        if work.dst in (L1, L2):
+            self._settle_target(work.dst, work.dst_slots, work.keys, ok)
+        if work.kind == "store":
+            self.storing -= len(work.keys)
+            rows = table.find(work.keys)
+            there = ok & (rows >= 0)
+            table.add_l3(rows[there].astype(np.uint32), places[there])
+        if work.kind == "load" and not ok.all():
+            self._forget_bad(work, ~ok)
+        if work.move:
+            self._move_away(work, ok)
+        pool.counters["demoted" if work.move else "migrated"] += int(ok.sum())
+        pool.counters["job_pages_failed"] += int((~ok).sum())
+        pool.pump()
+        work.done(work, ok.astype(np.uint8))
+
+    def _forget_bad(self, work: Work, bad: NDArray[np.bool_]) -> None:
+        """Records that could not be read are no copies; unless they have moved in the meantime."""
+        table = self.pool.table
+        rows = table.find(work.keys[bad])
+        same = (rows >= 0) & ((table.tiers[rows] & L3) != 0) & (table.place3[rows] == work.places[bad])
+        self.pool.counters["bad_records"] += int(same.sum())
+        table.drop(L3, np.unique(rows[same]).astype(np.uint32))
+
+    def _move_away(self, work: Work, ok: NDArray[np.bool_]) -> None:
+        """Drop source copies that have arrived below, unless somebody has pinned them meanwhile."""
+        pool = self.pool
+        tier = pool.table.tier(work.src)
+        slots = work.src_slots[ok]
+        idle = slots[(tier.state[slots] == SEALED) & (tier.pins[slots] == 0)]
+        mirrored = idle[(pool.table.tiers[tier.row[idle]] & ~np.uint8(work.src)) != 0]
+        if len(mirrored):
+            pool.evict(work.src, mirrored)
+
+    def change(self, what: str, keys: U8, old: U64, new: U64) -> int:
+        """What L3 says of itself: `recovered`, `moved` or `dropped`. Returns how many objects changed."""
+        table = self.pool.table
+        if what == "recovered":
+            return table.recover_l3(keys, new)
+        rows = table.find(keys)
+        same = (rows >= 0) & ((table.tiers[rows] & L3) != 0) & (table.place3[rows] == old)
+        at = rows[same].astype(np.uint32)
+        if what == "moved":
+            table.place3[at] = new[same]
+        else:
+            table.drop(L3, np.unique(at).astype(np.uint32))
+        return len(at)
+
+    def forget_l3(self, start: int, count: int) -> None:
+        """Drop the L3 copies of rows start … start + count."""
+        table = self.pool.table
+        rows = np.flatnonzero(table.tiers[start : start + count] & L3) + start
+        if len(rows):
+            table.drop(L3, rows.astype(np.uint32))
+
+    def check_integrity(self) -> list[str]:
+        """Violated invariants of the jobs."""
+        faults: list[str] = []
+        for bit in (L1, L2):
+            tier = self.pool.table.tier(bit)
+            held = [work.dst_slots for work in self.running.values() if work.dst == bit]
+            count = sum(map(len, held))
+            if self.pool.staging[bit].reserved != count:
+                faults.append(f"{tier.name}: staging counts {self.pool.staging[bit].reserved} slots, jobs hold {count}")
+            if any((tier.state[slots] != RESERVED).any() for slots in held):
+                faults.append(f"{tier.name}: a job's target is not reserved")
+        return faults
