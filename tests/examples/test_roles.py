@@ -13,15 +13,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import soxr
-from voice_vision_chat import media
 from voice_vision_chat.asr import Whisper
 from voice_vision_chat.llm import PromptTooLong, SmolLM2
 from voice_vision_chat.ocr import RapidOcr
 from voice_vision_chat.tts import RATE, Hibari
 
+from omni_flow.cli.media import read_picture, read_sound
 from omni_flow.refs import ABSENT
 
-EXAMPLES = Path(media.__file__).parents[1]
+EXAMPLES = Path(__file__).parents[2] / "examples"
 SAMPLES = EXAMPLES / "voice_vision_chat" / "samples"
 SIGN = "CITY ZOO\nOpen daily 9 to 17\nTicket: 12 euro"
 CTX = SimpleNamespace(seed=7)
@@ -70,14 +70,14 @@ def tts() -> Iterator[Hibari]:
 
 
 def test_speech_recognition_hears_the_sample_questions(asr: Whisper) -> None:
-    heard = asr.transcribe(media.read_speech(SAMPLES / "question.wav"))
+    heard = asr.transcribe(read_sound(SAMPLES / "question.wav", 16_000))
     assert words(heard) == words("What is the capital of France and what is it famous for?")
-    heard = asr.transcribe(media.read_speech(SAMPLES / "picture_question.wav"))
+    heard = asr.transcribe(read_sound(SAMPLES / "picture_question.wav", 16_000))
     assert words(heard) == words("How much is a ticket?")
 
 
 def test_arrays_that_may_not_be_written_to_are_accepted(asr: Whisper, ocr: RapidOcr) -> None:
-    speech, picture = media.read_speech(SAMPLES / "picture_question.wav"), media.read_picture(SAMPLES / "sign.png")
+    speech, picture = read_sound(SAMPLES / "picture_question.wav", 16_000), read_picture(SAMPLES / "sign.png")
     speech.flags.writeable = picture.flags.writeable = False
     assert words(asr.transcribe(speech)) == words("How much is a ticket?")
     assert ocr.read(picture) == SIGN
@@ -94,7 +94,7 @@ def test_speech_of_two_channels_is_refused(asr: Whisper) -> None:
 
 
 def test_the_sign_in_the_sample_picture_is_read(ocr: RapidOcr) -> None:
-    assert ocr.read(media.read_picture(SAMPLES / "sign.png")) == SIGN
+    assert ocr.read(read_picture(SAMPLES / "sign.png")) == SIGN
 
 
 @pytest.mark.parametrize("shape", [(200, 300, 3), (1, 1, 3), (3, 500, 3), (500, 3, 3)])

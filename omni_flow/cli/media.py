@@ -1,12 +1,12 @@
-"""Files to arrays and back: sound as mono float32 at 16 kHz, pictures as RGB uint8.
+"""Files to arrays and back: sound as mono float32 at the rate asked for, pictures as RGB uint8.
 
 Sizes are checked before anything is decoded. Every error of a file is a MediaError that names the file and the mend.
+Needs the extra `[media]`.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +15,9 @@ import soxr
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-SPEECH_RATE = 16_000
-MAX_SPEECH_S = 120.0
+from omni_flow.cli.errors import UserError
+
+MAX_SECONDS = 600.0
 MAX_PIXELS = 40_000_000
 MAX_BYTES = 64 * 2**20
 _PICTURE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
@@ -24,12 +25,12 @@ _PICTURE_HEADS = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\0", b"MM\0*
 _SOUND_HEADS = (b"RIFF", b"fLaC", b"OggS", b"ID3")
 
 
-class MediaError(ValueError):
+class MediaError(UserError):
     """A file that can't be used. `path` is the file, `reason` what is wrong with it, `mend` what to do."""
 
     def __init__(self, path: Path, reason: str, mend: str) -> None:
-        super().__init__(f"{path}: {reason}; {mend}")
-        self.path, self.reason, self.mend = path, reason, mend
+        super().__init__(f"{path}: {reason}", mend)
+        self.path, self.reason = path, reason
 
 
 class MediaMissing(MediaError):
@@ -48,22 +49,20 @@ class MediaTooLarge(MediaError):
     """The file is longer or larger than accepted."""
 
 
-def read_speech(path: Path) -> NDArray[np.float32]:
-    """The sound in `path` (WAV, FLAC, OGG, MP3) as samples in [-1, 1], shape (n,), n ≥ 1, at 16 kHz.
+def read_sound(path: Path, rate: int | None = None) -> NDArray[np.float32]:
+    """The sound in `path` (WAV, FLAC, OGG, MP3) as samples in [-1, 1], shape (n,), n ≥ 1, at `rate` Hz.
 
-    Channels are averaged, other rates resampled. Raises a MediaError.
+    Channels are averaged, other rates resampled; None keeps the file's rate. Raises a MediaError.
     """
     _check_file(path)
     _check_riff(path)
     try:
         with soundfile.SoundFile(path) as file:
             seconds = file.frames / file.samplerate
-            if seconds > MAX_SPEECH_S:
-                raise MediaTooLarge(
-                    path, f"{seconds:.0f} s of sound", f"give {MAX_SPEECH_S:.0f} s or less, one question"
-                )
+            if seconds > MAX_SECONDS:
+                raise MediaTooLarge(path, f"{seconds:.0f} s of sound", f"give {MAX_SECONDS:.0f} s or less")
             samples = file.read(dtype="float32", always_2d=True).mean(axis=1)
-            rate = file.samplerate
+            own = file.samplerate
     except soundfile.LibsndfileError as error:
         if _starts_with(path, _SOUND_HEADS):
             raise MediaCorrupt(path, f"damaged sound file ({error})", "record or export it again") from error
@@ -72,8 +71,8 @@ def read_speech(path: Path) -> NDArray[np.float32]:
         raise MediaCorrupt(path, "holds no sound", "record or export it again")
     if not np.isfinite(samples).all():
         raise MediaCorrupt(path, "holds samples that are no numbers", "record or export it again")
-    if rate != SPEECH_RATE:
-        samples = soxr.resample(samples, rate, SPEECH_RATE)
+    if rate is not None and rate != own:
+        samples = soxr.resample(samples, own, rate)
     return np.clip(np.asarray(samples, np.float32), np.float32(-1), np.float32(1))
 
 
@@ -106,17 +105,36 @@ def read_picture(path: Path) -> NDArray[np.uint8]:
         raise MediaCorrupt(path, f"damaged picture ({error})", "save or export it again") from error
 
 
-def write_speech(path: Path, chunks: Iterable[NDArray[np.float32]], rate: int) -> float:
-    """Writes chunks of mono samples in [-1, 1] as a 16-bit WAV and returns its length in seconds.
+class SoundWriter:
+    """A 16-bit mono WAV that grows by chunks of samples in [-1, 1]; louder ones are clipped.
 
-    No chunks give a WAV of length 0. Raises OSError when the file can't be written.
+    It is a whole file after `close`; one without chunks has length 0. Raises OSError when it can't be written.
     """
-    written = 0
-    with path.open("wb") as out, soundfile.SoundFile(out, "w", rate, 1, subtype="PCM_16", format="WAV") as file:
-        for chunk in chunks:
-            file.write(np.clip(chunk, -1.0, 1.0))
-            written += len(chunk)
-    return written / rate
+
+    def __init__(self, path: Path, rate: int) -> None:
+        self.path, self.rate, self.samples = path, rate, 0
+        self._out = path.open("wb")
+        self._file = soundfile.SoundFile(self._out, "w", rate, 1, subtype="PCM_16", format="WAV")
+
+    @property
+    def seconds(self) -> float:
+        """What has been written so far."""
+        return self.samples / self.rate
+
+    def write(self, chunk: NDArray[np.float32]) -> None:
+        """Append samples, shape (n,)."""
+        self._file.write(np.clip(chunk, -1.0, 1.0))
+        self.samples += len(chunk)
+
+    def close(self) -> None:
+        """Write the header and close the file. A second call does nothing."""
+        self._file.close()
+        self._out.close()
+
+
+def write_picture(path: Path, picture: NDArray[np.uint8]) -> None:
+    """Write RGB of shape (height, width, 3) as a PNG. Raises OSError when it can't be written."""
+    Image.fromarray(picture).save(path, "PNG")
 
 
 def _check_file(path: Path) -> None:

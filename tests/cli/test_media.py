@@ -1,17 +1,15 @@
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
 from PIL import Image
-from voice_vision_chat import media
 
-SAMPLES = Path(media.__file__).parent / "samples"
+from omni_flow.cli import media
+
+SAMPLES = Path(__file__).parents[2] / "examples" / "voice_vision_chat" / "samples"
 
 
 def tone(rate: int, seconds: float, channels: int = 1) -> np.ndarray:
@@ -23,9 +21,9 @@ def tone(rate: int, seconds: float, channels: int = 1) -> np.ndarray:
     ("rate", "channels", "name"),
     [(16_000, 1, "a.wav"), (44_100, 2, "a.wav"), (8_000, 1, "a.flac"), (48_000, 2, "a.ogg")],
 )
-def test_speech_comes_as_mono_float32_at_16_khz(tmp_path: Path, rate: int, channels: int, name: str) -> None:
+def test_sound_comes_as_mono_float32_at_the_rate_asked_for(tmp_path: Path, rate: int, channels: int, name: str) -> None:
     soundfile.write(tmp_path / name, tone(rate, 0.5, channels), rate)
-    samples = media.read_speech(tmp_path / name)
+    samples = media.read_sound(tmp_path / name, 16_000)
     assert samples.dtype == np.float32
     assert samples.ndim == 1
     assert abs(len(samples) - 8_000) <= 1
@@ -33,32 +31,51 @@ def test_speech_comes_as_mono_float32_at_16_khz(tmp_path: Path, rate: int, chann
     assert abs(np.argmax(spectrum) * 16_000 / len(samples) - 440) < 4
 
 
-def test_a_written_answer_reads_back(tmp_path: Path) -> None:
+def test_without_a_rate_the_files_own_is_kept(tmp_path: Path) -> None:
+    soundfile.write(tmp_path / "a.wav", tone(22_050, 0.5), 22_050)
+    assert len(media.read_sound(tmp_path / "a.wav")) == 11_025
+
+
+def written(path: Path, *chunks: np.ndarray) -> media.SoundWriter:
+    writer = media.SoundWriter(path, 24_000)
+    for chunk in chunks:
+        writer.write(chunk)
+    writer.close()
+    writer.close()
+    return writer
+
+
+def test_written_sound_reads_back(tmp_path: Path) -> None:
     wave = tone(24_000, 0.5)[:, 0]
-    seconds = media.write_speech(tmp_path / "answer.wav", [wave[:5_000], wave[5_000:], 2 * wave[:0]], 24_000)
-    assert seconds == 0.5
+    assert written(tmp_path / "answer.wav", wave[:5_000], wave[5_000:], wave[:0]).seconds == 0.5
     read, rate = soundfile.read(tmp_path / "answer.wav", dtype="float32")
     assert rate == 24_000
     assert np.allclose(read, wave, atol=1e-4)
 
 
 def test_an_answer_without_sound_is_an_empty_wav(tmp_path: Path) -> None:
-    assert media.write_speech(tmp_path / "answer.wav", [], 24_000) == 0.0
+    assert written(tmp_path / "answer.wav").seconds == 0.0
     assert soundfile.info(tmp_path / "answer.wav").frames == 0
 
 
 def test_louder_than_full_scale_is_clipped_not_wrapped(tmp_path: Path) -> None:
-    media.write_speech(tmp_path / "answer.wav", [np.full(100, 1.5, np.float32)], 24_000)
+    written(tmp_path / "answer.wav", np.full(100, 1.5, np.float32))
     samples, _ = soundfile.read(tmp_path / "answer.wav")
     assert samples.min() > 0.99
+
+
+def test_a_written_picture_reads_back(tmp_path: Path) -> None:
+    picture = media.read_picture(SAMPLES / "sign.png")
+    media.write_picture(tmp_path / "copy.png", picture)
+    assert (media.read_picture(tmp_path / "copy.png") == picture).all()
 
 
 @pytest.mark.parametrize("keep", [20, 40, 44, 1_000])
 def test_a_cut_off_wav_is_corrupt(tmp_path: Path, keep: int) -> None:
     path = tmp_path / "cut.wav"
     path.write_bytes((SAMPLES / "question.wav").read_bytes()[:keep])
-    with pytest.raises(media.MediaCorrupt, match=r"cut\.wav: the file is cut off; record or copy it again"):
-        media.read_speech(path)
+    with pytest.raises(media.MediaCorrupt, match=r"cut\.wav: the file is cut off\nrecord or copy it again"):
+        media.read_sound(path)
 
 
 def test_a_wav_with_a_damaged_header_is_corrupt(tmp_path: Path) -> None:
@@ -67,14 +84,14 @@ def test_a_wav_with_a_damaged_header_is_corrupt(tmp_path: Path) -> None:
     path = tmp_path / "bad.wav"
     path.write_bytes(data)
     with pytest.raises(media.MediaCorrupt, match="damaged sound file"):
-        media.read_speech(path)
+        media.read_sound(path)
 
 
 def test_a_wav_of_unknown_length_is_read_to_its_end(tmp_path: Path) -> None:
     data = bytearray((SAMPLES / "question.wav").read_bytes())
     data[4:8] = data[40:44] = b"\xff" * 4
     (tmp_path / "piped.wav").write_bytes(data)
-    assert len(media.read_speech(tmp_path / "piped.wav")) == len(media.read_speech(SAMPLES / "question.wav"))
+    assert len(media.read_sound(tmp_path / "piped.wav")) == len(media.read_sound(SAMPLES / "question.wav"))
 
 
 def test_a_wav_with_no_numbers_in_it_is_corrupt(tmp_path: Path) -> None:
@@ -82,31 +99,31 @@ def test_a_wav_with_no_numbers_in_it_is_corrupt(tmp_path: Path) -> None:
     wave[100] = np.nan
     soundfile.write(tmp_path / "nan.wav", wave, 16_000, subtype="FLOAT")
     with pytest.raises(media.MediaCorrupt, match="no numbers"):
-        media.read_speech(tmp_path / "nan.wav")
+        media.read_sound(tmp_path / "nan.wav")
 
 
 def test_a_wav_without_samples_is_corrupt(tmp_path: Path) -> None:
     soundfile.write(tmp_path / "none.wav", np.zeros(0, np.float32), 16_000)
     with pytest.raises(media.MediaCorrupt, match="holds no sound"):
-        media.read_speech(tmp_path / "none.wav")
+        media.read_sound(tmp_path / "none.wav")
 
 
 def test_a_picture_given_as_speech_is_the_wrong_kind() -> None:
     with pytest.raises(media.MediaWrongKind, match="no sound file"):
-        media.read_speech(SAMPLES / "sign.png")
+        media.read_sound(SAMPLES / "sign.png")
 
 
 def test_speech_over_the_limit_is_too_large(tmp_path: Path) -> None:
-    soundfile.write(tmp_path / "long.wav", np.zeros(8_000 * 121, np.float32), 8_000)
-    with pytest.raises(media.MediaTooLarge, match="121 s of sound; give 120 s or less"):
-        media.read_speech(tmp_path / "long.wav")
+    soundfile.write(tmp_path / "long.wav", np.zeros(8_000 * 601, np.float32), 8_000)
+    with pytest.raises(media.MediaTooLarge, match="601 s of sound\ngive 600 s or less"):
+        media.read_sound(tmp_path / "long.wav")
 
 
-@pytest.mark.parametrize("read", [media.read_speech, media.read_picture])
+@pytest.mark.parametrize("read", [media.read_sound, media.read_picture])
 class TestAnyFile:
     def test_that_is_missing_is_named(self, tmp_path: Path, read: object) -> None:
         assert callable(read)
-        with pytest.raises(media.MediaMissing, match=r"gone\.bin: no such file; check the path"):
+        with pytest.raises(media.MediaMissing, match=r"gone\.bin: no such file\ncheck the path"):
             read(tmp_path / "gone.bin")
 
     def test_that_is_a_folder_is_missing(self, tmp_path: Path, read: object) -> None:
@@ -177,7 +194,7 @@ def test_a_picture_with_a_flipped_byte_is_corrupt(tmp_path: Path) -> None:
 
 def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
     Image.new("1", (10_000, 4_001)).save(tmp_path / "huge.png")
-    with pytest.raises(media.MediaTooLarge, match="10000 × 4001 pixels; scale it to 40 megapixels or less"):
+    with pytest.raises(media.MediaTooLarge, match="10000 × 4001 pixels\nscale it to 40 megapixels or less"):
         media.read_picture(tmp_path / "huge.png")
 
 
@@ -191,15 +208,3 @@ def test_a_header_that_claims_gigapixels_is_too_large(tmp_path: Path) -> None:
 def test_speech_given_as_picture_is_the_wrong_kind() -> None:
     with pytest.raises(media.MediaWrongKind, match="no picture of a known format"):
         media.read_picture(SAMPLES / "question.wav")
-
-
-def test_the_sample_files_are_what_the_script_makes(tmp_path: Path) -> None:
-    script = Path(media.__file__).with_name("make_samples.py")
-    subprocess.run([sys.executable, script, tmp_path], check=True, capture_output=True, timeout=60)
-    assert sorted(os.listdir(tmp_path)) == sorted(os.listdir(SAMPLES))
-    for name in ("question.wav", "picture_question.wav"):
-        made, shipped = media.read_speech(tmp_path / name), media.read_speech(SAMPLES / name)
-        assert len(made) == len(shipped)
-        assert np.corrcoef(made, shipped)[0, 1] > 0.95
-    difference = media.read_picture(tmp_path / "sign.png").astype(int) - media.read_picture(SAMPLES / "sign.png")
-    assert np.abs(difference).mean() < 2
