@@ -6,6 +6,7 @@ One node has one transport and mostly one replica. Everything here runs on the e
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from omni_flow.control.plan import Plan
 from omni_flow.control.runtime.party import SHARE_BITS, TO_GATEWAY, Outbox
 from omni_flow.control.runtime.roster import Members
 from omni_flow.control.runtime.values import Values
-from omni_flow.control.runtime.wire import CLOSE, GATEWAY_ROLE, Envelope, Roster, Suspect
+from omni_flow.control.runtime.wire import CLOSE, GATEWAY_ROLE, Census, Envelope, Inspect, Roster, Suspect
 from omni_flow.control.transport.base import Transport
 from omni_flow.control.transport.errors import MessageTooLarge
 
@@ -25,6 +26,20 @@ if TYPE_CHECKING:
 
 OnControl = Callable[[str, Any], None]
 """Called with (sender's address, packet of membership)."""
+
+
+class _Answers:
+    """Answers to one inspection."""
+
+    def __init__(self, asked: dict[str, str], all: asyncio.Future[None]) -> None:
+        self.held: dict[str, dict[str, int]] = {}
+        self.all = all
+        self._asked = asked
+
+    def take(self, census: Census) -> None:
+        self.held[self._asked[census.address]] = census.held
+        if len(self.held) == len(self._asked) and not self.all.done():
+            self.all.set_result(None)
 
 
 class Node:
@@ -64,6 +79,8 @@ class Node:
         self._posts: list[tuple[str, Any]] = []
         self._scheduled = False
         self._flushing = False
+        self._tokens = itertools.count()
+        self._censuses: dict[int, _Answers] = {}
 
     async def start(self) -> None:
         """Begin to listen."""
@@ -84,17 +101,25 @@ class Node:
 
     def _on_batch(self, sender: str, batch: list[Any]) -> None:
         for item in batch:
-            try:
-                if type(item) is Envelope:
-                    self._dispatch(item)
-                elif type(item) is Roster:
-                    self.apply(item)
-                elif self._on_control is not None:
-                    self._on_control(sender, item)
-            except Exception:
-                self.log.exception("a message from %s made no sense and was dropped", sender)
+            self._take(sender, item)
         if self.dirty or self._posts:
             self.schedule_flush()
+
+    def _take(self, sender: str, item: Any) -> None:
+        """One packet. What makes no sense is logged and dropped: a peer must not be able to stop this node."""
+        try:
+            if type(item) is Envelope:
+                self._dispatch(item)
+            elif type(item) is Roster:
+                self.apply(item)
+            elif type(item) is Inspect:
+                self.post(item.reply_to, Census(self.address, item.token, self.census()))
+            elif type(item) is Census:
+                self._take_census(item)
+            elif self._on_control is not None:
+                self._on_control(sender, item)
+        except Exception:
+            self.log.exception("a message from %s made no sense and was dropped", sender)
 
     def _dispatch(self, envelope: Envelope) -> None:
         role = envelope.role
@@ -157,7 +182,7 @@ class Node:
         try:
             while self.dirty or self._posts:
                 batches: dict[str, list[Any]] = {}
-                own: list[Envelope] = []
+                own: list[Any] = []
                 for address, packet in self._take_posts():
                     if address == self.address:
                         own.append(packet)
@@ -170,8 +195,8 @@ class Node:
                         self._collect(box, out, batches, own)
                 for address, batch in batches.items():
                     self._send(address, batch)
-                for envelope in own:
-                    self._dispatch(envelope)
+                for item in own:
+                    self._take(self.address, item)
         finally:
             self._flushing = False
 
@@ -181,9 +206,7 @@ class Node:
         posts, self._posts = self._posts, []
         return posts
 
-    def _collect(
-        self, box: Outbox, out: dict[int, list[Any]], batches: dict[str, list[Any]], own: list[Envelope]
-    ) -> None:
+    def _collect(self, box: Outbox, out: dict[int, list[Any]], batches: dict[str, list[Any]], own: list[Any]) -> None:
         for key, messages in out.items():
             if key == TO_GATEWAY:
                 address: str | None = box.info.address
@@ -219,6 +242,26 @@ class Node:
                     self.transport.send(address, [item])
 
     # ---- state ----------------------------------------------------------------------------------------------
+
+    async def inspect(self) -> dict[str, dict[str, int]]:
+        """What every live replica holds, by its id, as of the moment it is asked."""
+        token = next(self._tokens)
+        asked = {record.address: record.id for record in self.roster.live.values()}
+        answers = self._censuses[token] = _Answers(asked, self.loop.create_future())
+        for address in asked:
+            self.post(address, Inspect(self.address, token))
+        self.flush()
+        try:
+            if asked:
+                await answers.all
+        finally:
+            del self._censuses[token]
+        return answers.held
+
+    def _take_census(self, census: Census) -> None:
+        answers = self._censuses.get(census.token)
+        if answers is not None:
+            answers.take(census)
 
     def census(self) -> dict[str, int]:
         """What the node's replicas hold, summed."""

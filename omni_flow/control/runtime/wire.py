@@ -107,7 +107,22 @@ class Retired(msgspec.Struct, array_like=True, tag=6):
     id: str
 
 
-Packet = Envelope | Register | Roster | Suspect | Retire | Subscribe | Retired
+class Inspect(msgspec.Struct, array_like=True, tag=7):
+    """Anyone asks a node what it holds; the answer goes to `reply_to`."""
+
+    reply_to: str
+    token: int
+
+
+class Census(msgspec.Struct, array_like=True, tag=8):
+    """What the replicas of a node hold: requests, open nodes, running activations, open numbers."""
+
+    address: str
+    token: int
+    held: dict[str, int]
+
+
+Packet = Envelope | Register | Roster | Suspect | Retire | Subscribe | Retired | Inspect | Census
 
 _encode_head = msgspec.msgpack.Encoder().encode
 _decode_head = msgspec.msgpack.Decoder(Head).decode
