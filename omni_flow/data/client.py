@@ -203,6 +203,18 @@ class MemoryManagerClient(KvCalls):
         for hook in self.on_stale:
             hook()
 
+    def wait_end(self, timeout: float | None = None) -> bool:
+        """Wait until the server has gone, taking events in meanwhile; False when the time is over first."""
+        until = None if timeout is None else time.monotonic() + timeout
+        try:
+            while True:
+                message = self.link.receive(None if until is None else max(0.0, until - time.monotonic()))
+                if message is None:
+                    return False
+                self._other(message)
+        except Disconnected:
+            return True
+
     def take_events(self) -> None:
         """Take in the events that have come, without waiting.
 

@@ -10,6 +10,7 @@ import argparse
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 
@@ -19,6 +20,7 @@ from omni_flow.data.children import Children
 from omni_flow.data.errors import DataError, Disconnected
 from omni_flow.data.job_service import JobService
 from omni_flow.data.kv_service import KvService
+from omni_flow.data.logs import log_to_stderr
 from omni_flow.data.server import Server, ServerConfig, serve
 from omni_flow.data.session import Service
 from omni_flow.data.temp_service import TempService
@@ -59,30 +61,30 @@ def load_config(path: str) -> ServerConfig:
         raise DataError(f"{path}: {error}", "see ServerConfig") from error
 
 
-def start(config: ServerConfig, *, timeout: float = 120.0) -> subprocess.Popen[bytes]:
+def start(config: ServerConfig, *, log: str | None = None) -> subprocess.Popen[bytes]:
     """Start a memory manager in a process of its own and return when clients may connect.
 
-    The process is in a session of its own: it outlives neither its arenas' users nor their process groups' signals.
+    It is the leader of a new process session, so signals to this process's group don't reach it.
+
+    Args:
+        log: file to append its JSON log to; None: a file without a name, shown if it does not come up.
 
     Raises:
-        Disconnected: it ended before it was ready; its error output stands in the message.
+        Disconnected: it ended before it was ready; the end of its log stands in the message.
     """
     read, write = os.pipe()
     encoded = msgspec.json.encode(config).decode()
     command = [sys.executable, "-m", "omni_flow.data.launch", encoded, "--ready-fd", str(write)]
-    process = subprocess.Popen(command, pass_fds=(write,), start_new_session=True, stderr=subprocess.PIPE)
-    os.close(write)
-    try:
-        with open(read, "rb") as ready:
-            line = ready.readline()
-    except BaseException:
-        process.kill()
-        process.wait()
-        raise
-    if not line:
-        _, output = process.communicate(timeout=timeout)
-        raise Disconnected(f"the memory manager ended with {process.returncode}: {output.decode()[-2000:]}")
-    return process
+    with open(log, "ab+") if log else tempfile.TemporaryFile() as errors, open(read, "rb") as ready:
+        try:
+            process = subprocess.Popen(command, pass_fds=(write,), start_new_session=True, stderr=errors)
+        finally:
+            os.close(write)
+        if ready.readline():
+            return process
+        code = process.wait()
+        errors.seek(0)
+        raise Disconnected(f"the memory manager ended with {code}: {errors.read().decode()[-2000:]}")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -101,6 +103,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             os.write(options.ready_fd, f"{server.epoch}\n".encode())
             os.close(options.ready_fd)
 
+    log_to_stderr()
     serve(config, default_services, ready)
 
 

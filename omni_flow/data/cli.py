@@ -1,0 +1,214 @@
+"""`omni-flow memory …`: serve, inspect, top, check, bench."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import numpy as np
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from omni_flow.data.client import MemoryManagerClient
+from omni_flow.data.errors import DataError
+from omni_flow.data.kv_pool import PoolSpec
+from omni_flow.data.launch import default_services, load_config
+from omni_flow.data.logs import log_to_stderr
+from omni_flow.data.server import ServerConfig, serve
+from omni_flow.data.temp_client import TempClient
+
+memory_app = typer.Typer(
+    help="The memory manager of this node: KV pages, temporary tensors, weights.", no_args_is_help=True
+)
+
+
+def default_path() -> str:
+    """Socket of this user's memory manager: below XDG_RUNTIME_DIR, else below the home directory."""
+    base = os.environ.get("XDG_RUNTIME_DIR") or str(Path.home() / ".cache")
+    return str(Path(base) / "omni-flow" / "memory.sock")
+
+
+Address = Annotated[str, typer.Option("--address", "-a", help="Socket path or ZMQ endpoint of the memory manager.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+
+
+def parse_size(text: str) -> int:
+    """Bytes of `64K`, `512M`, `4G` or a plain number."""
+    units = {"K": 10, "M": 20, "G": 30, "T": 40}
+    last = text[-1:].upper()
+    try:
+        return int(float(text[:-1]) * (1 << units[last])) if last in units else int(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is no size; write for example 512M") from error
+
+
+def parse_pool(text: str) -> PoolSpec:
+    """A pool from `name=kv,page=2M,l1=1024,l2=4096,l3=0`."""
+    try:
+        parts = dict(item.split("=", 1) for item in text.split(","))
+        return PoolSpec(
+            name=parts.pop("name"),
+            page_bytes=parse_size(parts.pop("page")),
+            l1_pages=int(parts.pop("l1")),
+            l2_pages=int(parts.pop("l2", "0")),
+            l3_pages=int(parts.pop("l3", "0")),
+            policy=parts.pop("policy", "s3fifo"),
+        )
+    except (KeyError, ValueError, TypeError) as error:
+        raise typer.BadParameter(f"{text!r}: {error}; write name=kv,page=2M,l1=1024[,l2=…,l3=…,policy=lru]") from error
+
+
+def _connect(address: str) -> MemoryManagerClient:
+    try:
+        return MemoryManagerClient(address, name="cli", role="viewer")
+    except DataError as error:
+        Console(stderr=True).print(f"[red]{error}[/red]")
+        raise typer.Exit(1) from error
+
+
+@memory_app.command("serve")
+def serve_command(
+    config: Annotated[Path | None, typer.Option(help="Config file (JSON); options below then don't apply.")] = None,
+    path: Annotated[str, typer.Option(help="Path of the socket; its directory must be yours alone.")] = "",
+    pool: Annotated[list[str] | None, typer.Option(help="KV pool, e.g. name=kv,page=2M,l1=1024,l2=4096.")] = None,
+    temp: Annotated[str, typer.Option(help="Size of the TempBuffer arena.")] = "256M",
+    endpoint: Annotated[list[str] | None, typer.Option(help="Further ZMQ endpoint.")] = None,
+    populate: Annotated[str, typer.Option(help="now, background or lazy.")] = "now",
+    metrics_port: Annotated[int, typer.Option(help="Serve Prometheus metrics on this loopback port; 0: don't.")] = 0,
+    log_level: Annotated[str, typer.Option(help="Level of the JSON log on stderr.")] = "INFO",
+) -> None:
+    """Run the memory manager in the foreground until SIGTERM or Ctrl-C."""
+    log_to_stderr(log_level)
+    if config is not None:
+        settings = load_config(str(config))
+    else:
+        specs = tuple(parse_pool(text) for text in pool or ())
+        movers: tuple[tuple[str, ...], ...] = (("copy",),) if any(spec.l2_pages for spec in specs) else ()
+        settings = ServerConfig(
+            path=path or default_path(),
+            pools=specs,
+            temp_bytes=parse_size(temp),
+            endpoints=tuple(endpoint or ()),
+            populate=populate,
+            movers=movers,
+        )
+    if metrics_port:
+        exporter = ("{python}", "-m", "omni_flow.data.metrics", "{path}", str(metrics_port))
+        settings = msgspec.structs.replace(settings, movers=(*settings.movers, exporter))
+    try:
+        serve(settings, default_services)
+    except DataError as error:
+        Console(stderr=True).print(f"[red]{error}[/red]")
+        raise typer.Exit(1) from error
+
+
+@memory_app.command()
+def inspect(address: Address = "", as_json: AsJson = False) -> None:
+    """Who is connected and what each holds. Names of pages are never shown."""
+    with _connect(address or default_path()) as client:
+        rows = client.inspect()
+    if as_json:
+        print(json.dumps(rows))
+        return
+    table = Table("session", "pid", "name", "role", "held (reserved, pinned)")
+    for row in rows:
+        table.add_row(str(row["session"]), str(row["pid"]), row["name"], row["role"], json.dumps(row["held"]))
+    Console().print(table)
+
+
+def _top_table(now: dict[str, int | float], before: dict[str, int | float], seconds: float) -> Table:
+    table = Table("figure", "now", "per second", title="memory manager")
+    for name, value in sorted(now.items()):
+        rate = (value - before.get(name, value)) / seconds if seconds else 0.0
+        if value or rate:
+            table.add_row(name, f"{value:,}", f"{rate:,.0f}" if rate else "")
+    return table
+
+
+@memory_app.command()
+def top(
+    address: Address = "",
+    interval: Annotated[float, typer.Option(help="Seconds between two looks.")] = 1.0,
+    rounds: Annotated[int, typer.Option(help="How many looks; 0: until Ctrl-C.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """All figures of the memory manager, live."""
+    with _connect(address or default_path()) as client:
+        before = client.stats()
+        if as_json:
+            print(json.dumps(before))
+            return
+        with Live(_top_table(before, before, 0.0), refresh_per_second=4) as live:
+            done = 1
+            while not rounds or done < rounds:
+                client.wait_end(interval)
+                now = client.stats()
+                live.update(_top_table(now, before, interval))
+                before = now
+                done += 1
+
+
+@memory_app.command()
+def check(address: Address = "", as_json: AsJson = False) -> None:
+    """Check the invariants of all tables; exit code 1 if one is violated."""
+    with _connect(address or default_path()) as client:
+        faults = client.check()
+    if as_json:
+        print(json.dumps(faults))
+    else:
+        Console().print("\n".join(faults) or "sound")
+    raise typer.Exit(1 if faults else 0)
+
+
+@memory_app.command()
+def bench(address: Address = "", as_json: AsJson = False) -> None:
+    """A quick look at the speed of a running memory manager (µs, medians). `bench/data_plane.py` measures properly."""
+
+    def median_us(action: object, times: int = 2000) -> float:
+        assert callable(action)
+        spent = []
+        for _ in range(times):
+            began = time.perf_counter()
+            action()
+            spent.append(time.perf_counter() - began)
+        return round(statistics.median(spent) * 1e6, 2)
+
+    try:
+        client = MemoryManagerClient(address or default_path(), name="bench")
+    except DataError as error:
+        Console(stderr=True).print(f"[red]{error}[/red]")
+        raise typer.Exit(1) from error
+    with client:
+        figures = {"ping_us": median_us(client.ping)}
+        if client.welcome.pools:
+            name = client.welcome.pools[0].name
+            keys = np.frombuffer(os.urandom(32 * 512), np.uint8).reshape(-1, 32)
+            figures["probe_one_us"] = median_us(lambda: client.probe(name, keys[:1]))
+            figures["probe_512_us"] = median_us(lambda: client.probe(name, keys), 300)
+        if client.welcome.temp_bytes:
+            temp = TempClient(client)
+
+            def cycle() -> None:
+                buffer = temp.alloc(4096)
+                temp.adopt(temp.publish(buffer, "uint8", (4096,))).release()
+
+            figures["temp_cycle_us"] = median_us(cycle)
+    if as_json:
+        print(json.dumps(figures))
+        return
+    table = Table("figure", "median")
+    for name, value in figures.items():
+        table.add_row(name, str(value))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(memory_app())
