@@ -24,6 +24,7 @@ from omni_flow.data.logs import log_to_stderr
 from omni_flow.data.server import Server, ServerConfig, serve
 from omni_flow.data.session import Service
 from omni_flow.data.temp_service import TempService
+from omni_flow.data.transfer.service import DirectoryService
 from omni_flow.data.weights.service import WeightService
 
 
@@ -39,6 +40,7 @@ def default_services(server: Server) -> Sequence[Service]:
         server.own_arenas.add("temp/ledger")
         server.read_only_arenas.add("temp/generations")
         services.append(temp)
+    services.append(DirectoryService(kv.pools))
     services.append(WeightService(server.arena_of, config.weight_linger_s, time.monotonic))
     if config.movers:
         children = Children(server, config.movers)

@@ -1,0 +1,175 @@
+"""The other nodes as one node sees them: who lives, how to reach them, and the directory kept by their beats."""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import numpy as np
+import zmq.asyncio
+from numpy.typing import NDArray
+
+from omni_flow.data.errors import BadArgument, DataError, UnknownName
+from omni_flow.data.identity import handshake_vector
+from omni_flow.data.transfer import node_wire as w
+from omni_flow.data.transfer.directory import U64, Directory, Holdings, Mask, merge
+from omni_flow.data.transfer.link import Handle, Link, Listener
+from omni_flow.data.transfer.node_config import NodeConfig
+
+log = logging.getLogger("omni_flow.data.transfer")
+_MEET_S: Final = 2.0
+Ended = Callable[[str, int | None], Awaitable[None]]
+
+
+class Cluster:
+    """Args: `ended`, told when a node is dead (None) or has begun a new life (its epoch); `handle`, for requests of
+    other nodes that are not about membership or the directory."""
+
+    def __init__(self, config: NodeConfig, pools: tuple[str, ...], ended: Ended, handle: Handle) -> None:
+        self.config = config
+        self.epoch = int.from_bytes(os.urandom(7), "little") | 1
+        self.directory = Directory(config.silent_s)
+        self.own = {name: Holdings() for name in pools}
+        self._ended, self._handle = ended, handle
+        self._changes: dict[str, list[tuple[U64, bool]]] = {name: [] for name in pools}
+        self._sequence = 0
+        self._context = zmq.asyncio.Context()
+        self._links: dict[str, Link] = {}
+        self._busy: set[str] = set()
+        self._listener = Listener(self._context, config.listen, config.key, self._heard)
+        for address in config.peers:
+            self._know(address)
+
+    @property
+    def address(self) -> str:
+        """Where other nodes reach this one."""
+        address = self._listener.address
+        if not self.config.advertise or not address.startswith("tcp://"):
+            return address
+        return f"tcp://{self.config.advertise}:{address.rsplit(':', 1)[1]}"
+
+    def link(self, name: str) -> Link:
+        """The line to a living node. Raises: UnknownName."""
+        nodes = self.directory.nodes()
+        for link in self._links.values():
+            if link.name == name and name in nodes:
+                return link
+        raise UnknownName(f"no living node {name!r}", f"there are {', '.join(nodes) or 'none'}")
+
+    def changed(self, pool: str, numbers: U64, there: NDArray[np.bool_] | Mask) -> None:
+        """What has come (`there`) and gone at this node, in order; told with the next beat."""
+        edges = np.flatnonzero(np.diff(there.astype(np.int8))) + 1
+        for part, present in zip(np.split(numbers, edges), np.split(there, edges), strict=True):
+            if len(part):
+                self._changes[pool].append((part, bool(present[0])))
+
+    async def run(self) -> None:
+        """Serve and beat until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._listener.run())
+            while True:
+                await self._beat(group)
+                await asyncio.sleep(self.config.beat_s)
+
+    def close(self) -> None:
+        for link in self._links.values():
+            link.close()
+        self._listener.close()
+        self._context.destroy(linger=0)
+
+    async def _beat(self, group: asyncio.TaskGroup) -> None:
+        """Tell the others of this node, look for those not met, notice who is silent."""
+        beat = self._next_beat()
+        for link in list(self._links.values()):
+            if link.name:
+                await link.tell(beat)
+            elif link.address not in self._busy:
+                self._busy.add(link.address)
+                group.create_task(self._meet(link))
+        for name in self.directory.expire(time.monotonic()):
+            log.warning("node is silent, its rows are dropped", extra={"node": name})
+            for link in self._links.values():
+                if link.name == name:
+                    link.name = ""
+            await self._ended(name, None)
+
+    def _next_beat(self) -> w.Beat:
+        changes: dict[str, tuple[bytes, bytes]] = {}
+        for pool, series in self._changes.items():
+            if series:
+                added, removed = merge(series)
+                series.clear()
+                self.own[pool].apply(added, removed)
+                changes[pool] = (added.tobytes(), removed.tobytes())
+        self._sequence += bool(changes)
+        return w.Beat(self.config.name, self.epoch, self._sequence, changes)
+
+    def _know(self, address: str) -> None:
+        if address not in self._links:
+            self._links[address] = Link(self._context, address, self.config.key)
+
+    async def _meet(self, link: Link) -> None:
+        """Say who one is; learn who the other is and whom it knows."""
+        meet = w.Meet(w.PROTOCOL, self.config.name, self.epoch, self.address, handshake_vector())
+        try:
+            met = await link.ask(meet, w.Met, _MEET_S)
+        except DataError as error:
+            log.debug("node not met", extra={"address": link.address, "error": str(error)})
+            return
+        finally:
+            self._busy.discard(link.address)
+        if met.node == self.config.name:
+            if met.epoch != self.epoch:
+                log.error("another node has this node's name", extra={"node": met.node, "address": link.address})
+            self._links.pop(link.address).close()
+            return
+        for other in self._links.values():
+            if other.name == met.node:
+                other.name = ""
+        link.name = met.node
+        for address in met.peers:
+            if address != self.address:
+                self._know(address)
+        await self._sign_of_life(met.node, met.epoch)
+
+    async def _sign_of_life(self, name: str, epoch: int) -> None:
+        if self.directory.heard(name, epoch, time.monotonic()):
+            log.info("node met", extra={"node": name, "epoch": epoch})
+            await self._ended(name, epoch)
+            await self._ask_rows(name)
+
+    async def _ask_rows(self, name: str) -> None:
+        if name in self._busy:
+            return
+        self._busy.add(name)
+        try:
+            rows = await self.link(name).ask(w.AskRows(), w.Rows, _MEET_S)
+            pools = {pool: np.frombuffer(data, "<u8") for pool, data in rows.pools.items()}
+            self.directory.replace(name, rows.epoch, rows.sequence, pools)
+        except DataError as error:
+            # The next beat of that node shows the gap again.
+            log.info("rows not had", extra={"node": name, "error": str(error)})
+        finally:
+            self._busy.discard(name)
+
+    async def _heard(self, said: w.Said) -> w.Said | None:
+        match said:
+            case w.Beat(node, epoch, sequence, changes):
+                await self._sign_of_life(node, epoch)
+                told = {pool: (np.frombuffer(a, "<u8"), np.frombuffer(r, "<u8")) for pool, (a, r) in changes.items()}
+                if not self.directory.delta(node, epoch, sequence, told):
+                    await self._ask_rows(node)
+                return None
+            case w.Meet(protocol, node, _, address, vector):
+                if protocol != w.PROTOCOL or vector != handshake_vector():
+                    raise BadArgument(f"node {node} computes identities differently", "run one version on all nodes")
+                self._know(address)
+                known = tuple(link.address for link in self._links.values() if link.name)
+                return w.Met(self.config.name, self.epoch, known)
+            case w.AskRows():
+                rows = {pool: own.snapshot().tobytes() for pool, own in self.own.items()}
+                return w.Rows(self.epoch, self._sequence, rows)
+            case _:
+                return await self._handle(said)

@@ -1,0 +1,129 @@
+"""A node's line to one other: requests over a ZMQ DEALER that stays connected."""
+
+import asyncio
+import contextlib
+import itertools
+import struct
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from omni_flow.data.errors import BadMessage, DataError
+from omni_flow.data.transfer import node_wire as w
+from omni_flow.data.transfer.errors import PeerUnreachable
+from omni_flow.data.zmq_keys import require_safe, server_keys
+
+_ID: Final = struct.Struct("<Q")
+MAX_MESSAGE: Final = 256 << 20
+Answer = TypeVar("Answer", bound=msgspec.Struct)
+Handle = Callable[[w.Said], Awaitable[w.Said | None]]
+
+
+class Link:
+    """To the node that listens at `address`. `name` is empty until the two have met."""
+
+    def __init__(self, context: zmq.asyncio.Context, address: str, key: str) -> None:
+        require_safe(address, key)
+        self.address = address
+        self.name = ""
+        self._socket = context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
+        if key:
+            public, _ = server_keys(key)
+            self._socket.curve_serverkey = public
+            self._socket.curve_publickey, self._socket.curve_secretkey = zmq.curve_keypair()
+        self._socket.connect(address)
+        self._ids = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[w.Said]] = {}
+        self._reader = asyncio.create_task(self._read())
+
+    async def ask(self, request: w.Said, kind: type[Answer], timeout: float) -> Answer:
+        """Raises: PeerUnreachable after `timeout` seconds, what the peer says, BadMessage for another answer."""
+        id = next(self._ids)
+        self._waiting[id] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(max(timeout, 0.0)):
+                await self._socket.send_multipart([_ID.pack(id), w.encode(request)])
+                answer = await self._waiting[id]
+        except TimeoutError as error:
+            raise PeerUnreachable(
+                f"node {self.name or '?'} at {self.address} did not answer within {timeout:.1f} s"
+            ) from error
+        finally:
+            del self._waiting[id]
+        if isinstance(answer, w.Sorry):
+            raise answer.error()
+        if not isinstance(answer, kind):
+            raise BadMessage(f"node {self.name} answered {type(request).__name__} by {type(answer).__name__}")
+        return answer
+
+    async def tell(self, message: w.Said) -> None:
+        """Send without an answer; dropped when the line is full, as to a node that is gone."""
+        with contextlib.suppress(zmq.Again):
+            await self._socket.send_multipart([_ID.pack(0), w.encode(message)], zmq.NOBLOCK)
+
+    async def _read(self) -> None:
+        while True:
+            frames = await self._socket.recv_multipart()
+            answer = _decode(frames)
+            if answer is None:
+                continue
+            waiting = self._waiting.get(answer[0])
+            if waiting is not None and not waiting.done():
+                waiting.set_result(answer[1])
+
+    def close(self) -> None:
+        self._reader.cancel()
+        self._socket.close()
+
+
+class Listener:
+    """The node's ROUTER: hands each request to `handle` in a task of its own and sends back what it returns."""
+
+    def __init__(self, context: zmq.asyncio.Context, address: str, key: str, handle: Handle) -> None:
+        require_safe(address, key)
+        self._handle = handle
+        self._socket = context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
+        if key:
+            self._socket.curve_server = True
+            _, self._socket.curve_secretkey = server_keys(key)
+        self._socket.bind(address)
+        self.address: str = self._socket.get_string(zmq.LAST_ENDPOINT)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Serve until cancelled; a defect in `handle` ends it."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                frames = await self._socket.recv_multipart()
+                request = _decode(frames[1:])
+                if request is not None:
+                    group.create_task(self._answer(frames[0], *request))
+
+    async def _answer(self, identity: bytes, id: int, request: w.Said) -> None:
+        answer: w.Said | None
+        try:
+            answer = await self._handle(request)
+        except DataError as error:
+            answer = w.Sorry(error.code, error.message, error.mend)
+        if id and answer is not None:
+            await self._socket.send_multipart([identity, _ID.pack(id), w.encode(answer)])
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def _decode(frames: list[bytes]) -> tuple[int, w.Said] | None:
+    """Id and message; None for what is not of this protocol, whoever sent it."""
+    if len(frames) != 2 or len(frames[0]) != _ID.size:
+        return None
+    try:
+        return _ID.unpack(frames[0])[0], w.decoder.decode(frames[1])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None

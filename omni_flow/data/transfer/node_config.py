@@ -1,0 +1,38 @@
+"""Settings of a node's transfer process."""
+
+import msgspec
+
+from omni_flow.data.transfer.tcp_parts import TcpOptions
+
+
+class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A node's transfer process.
+
+    Args:
+        manager: path of the memory manager's socket.
+        name: of this node, unique among the nodes.
+        listen: ZMQ endpoint for other nodes. Without `key` it must be on the loopback.
+        peers: endpoints of other nodes; one living one is enough, it knows the others.
+        advertise: host by which others reach this node, when that is not in `listen`.
+        key: secret of all nodes, at least 16 bytes: CURVE for control, HMAC handshake for the tcp driver.
+        driver: `tcp`, or an installed extra.
+        beat_s, silent_s: how often a node tells of itself, and after which silence it counts as dead.
+    """
+
+    manager: str
+    name: str
+    listen: str = "tcp://127.0.0.1:*"
+    peers: tuple[str, ...] = ()
+    advertise: str = ""
+    key: str = ""
+    driver: str = "tcp"
+    beat_s: float = 0.5
+    silent_s: float = 3.0
+
+    def driver_options(self) -> bytes:
+        """Options of the driver as msgpack: it listens where the node listens."""
+        host = self.listen.removeprefix("tcp://").rsplit(":", 1)[0].strip("[]")
+        host = "0.0.0.0" if host == "*" else host
+        if self.driver == "tcp":
+            return msgspec.msgpack.encode(TcpOptions(host=host, key=self.key.encode(), advertise=self.advertise))
+        return msgspec.msgpack.encode({"host": self.advertise or host})

@@ -1,0 +1,137 @@
+"""Executing `pull` and `push` jobs: the target's manager has reserved, the source pins, the driver moves, and only what
+arrived with the right checksum while it was pinned counts."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from omni_flow.data.errors import BadMessage, DataError
+from omni_flow.data.messages import Job
+from omni_flow.data.protocol import Column
+from omni_flow.data.transfer import base
+from omni_flow.data.transfer import node_wire as w
+from omni_flow.data.transfer.arena_ids import arena_id
+from omni_flow.data.transfer.link import Link
+
+U8 = NDArray[np.uint8]
+_UNPIN_S = 5.0
+
+
+class Transfers:
+    """Driver jobs as awaitables of one event loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._ids = itertools.count(1)
+        self._waiting: dict[base.JobId, asyncio.Future[base.Outcome]] = {}
+        self.driver: base.Driver
+        self.bytes_moved = 0
+
+    def done(self, outcome: base.Outcome) -> None:
+        """For the driver, from any thread."""
+        self._loop.call_soon_threadsafe(self._ended, outcome)
+
+    def _ended(self, outcome: base.Outcome) -> None:
+        self.bytes_moved += outcome.bytes_moved
+        waiting = self._waiting.pop(outcome.id, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(outcome)
+
+    async def read(
+        self, peer: base.Endpoint, local: base.ArenaId, remote: base.ArenaId, spans: base.Spans, timeout_s: float
+    ) -> None:
+        """Cancelled, it returns only when nothing can write the local arena any more. Raises: TransferError."""
+        id = base.JobId(next(self._ids))
+        waiting = self._waiting[id] = self._loop.create_future()
+        data = np.ascontiguousarray(spans, np.uint64).tobytes()
+        self.driver.start(base.Job(id, "read", peer, local, remote, data, timeout_s))
+        try:
+            outcome = await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            self.driver.cancel(id)
+            await waiting
+            raise
+        outcome.check()
+
+
+class Pulling:
+    """Args: `link`, node name → link (raises when it is unknown); `pages`, (pool, tier) → array; `pools`, pool names in
+    the order of the configuration."""
+
+    def __init__(
+        self,
+        node: str,
+        epoch: int,
+        transfers: Transfers,
+        link: Callable[[str], Link],
+        pages: Callable[[str, int], U8],
+        pools: list[str],
+    ) -> None:
+        self._node, self._epoch = node, epoch
+        self._transfers, self._link, self._pages, self._pools = transfers, link, pages, pools
+
+    async def run(self, job: Job, columns: list[Column]) -> tuple[U8, str]:
+        """Per key 1 where it worked, and what went wrong if anything did."""
+        ok = np.zeros(len(columns[4]), np.uint8)
+        try:
+            if job.kind == "push":
+                await self._push(job, columns, ok)
+            else:
+                await self._pull(job, columns, ok)
+        except DataError as error:
+            ok[:] = 0
+            return ok, f"{error.code}: {error}"
+        return ok, ""
+
+    async def _push(self, job: Job, columns: list[Column], ok: U8) -> None:
+        ask = w.Take(self._node, job.pool, columns[4].tobytes(), job.deadline_ms)
+        taken = await self._link(job.peer).ask(ask, w.Taken, job.deadline_ms / 1000)
+        ok[:] = np.frombuffer(taken.ok, np.uint8)[: len(ok)]
+
+    async def _pull(self, job: Job, columns: list[Column], ok: U8) -> None:
+        link = self._link(job.peer)
+        end = time.monotonic() + job.deadline_ms / 1000
+        ask = w.Pin(self._node, self._epoch, job.pool, job.page_bytes, columns[4].tobytes(), job.deadline_ms + 1000)
+        pinned = await link.ask(ask, w.Pinned, job.deadline_ms / 1000)
+        if not pinned.lease:
+            return
+        held = False
+        try:
+            right = await self._fetch(job, columns, pinned, end)
+        finally:
+            held = (await link.ask(w.Unpin(pinned.lease), w.Unpinned, _UNPIN_S)).held
+        if held:
+            ok[right] = 1
+
+    async def _fetch(self, job: Job, columns: list[Column], pinned: w.Pinned, end: float) -> NDArray[np.uint32]:
+        """Positions whose pages are here with the checksum they had there."""
+        positions = np.frombuffer(pinned.positions, "<u4")
+        remote = np.frombuffer(pinned.slots, "<u4").astype(np.uint64) * job.page_bytes
+        arenas = np.frombuffer(pinned.arenas, np.uint8)
+        counts = {len(positions), len(arenas), len(remote), len(pinned.checksums) // 8}
+        if len(counts) != 1 or (positions >= len(columns[2])).any() or len(np.unique(positions)) != len(positions):
+            raise BadMessage(f"node {job.peer} pinned pages that were not asked for")
+        slots = columns[2][positions]
+        local = slots.astype(np.uint64) * job.page_bytes
+        spans = np.stack([local, remote, np.full(len(local), job.page_bytes, np.uint64)], axis=1)
+        target = arena_id(self._pools.index(job.pool), job.dst)
+        for arena in np.unique(arenas).tolist():
+            rows = spans[arenas == arena]
+            left = end - time.monotonic()
+            await self._transfers.read(pinned.endpoint, target, base.ArenaId(arena), rows, max(left, 0.001))
+        checksums = np.frombuffer(pinned.checksums, "<u8")
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(None, self._right, job, positions, slots, checksums)
+
+    def _right(
+        self, job: Job, positions: NDArray[np.uint32], slots: Column, checksums: NDArray[np.uint64]
+    ) -> NDArray[np.uint32]:
+        pages = self._pages(job.pool, job.dst)
+        digest = xxhash.xxh3_64_intdigest
+        same = [digest(pages[slot]) == want for slot, want in zip(slots.tolist(), checksums.tolist(), strict=True)]
+        return positions[np.array(same, np.bool_)]
