@@ -47,7 +47,6 @@ class Manager:
     def stop(self):
         self.process.terminate()
         assert self.process.wait(20) == 0
-        self.process.stderr.close()
 
 
 class Role:
@@ -317,7 +316,6 @@ def test_after_the_manager_was_killed_mapped_weights_stay_and_new_ones_are_loade
         old = weights.get(tensors(2), number)
         manager.process.kill()
         manager.process.wait()
-        manager.process.stderr.close()
         manager.process = start(manager.config)
         with pytest.raises(StaleEpoch):
             weights.get(tensors(2), number)
