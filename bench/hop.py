@@ -1,0 +1,181 @@
+"""What a hop costs: `python bench/hop.py --json`. Identity roles, one process each, Unix SEQPACKET.
+
+Runs of the compared graphs are interleaved; every figure is the median of rounds, with the quartiles in the long form.
+The floors of the same machine and run (bare SEQPACKET echo between two processes, memcpy) are measured in between.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import socket
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import hop_roles
+import uvloop
+
+import omni_flow
+from omni_flow.control.runtime.client import AsyncSession
+from omni_flow.control.runtime.inprocess import InProcess
+
+Samples = dict[str, list[float]]
+
+
+async def request_us(session: Any) -> float:
+    """One request through a chain, in microseconds."""
+    begun = time.perf_counter()
+    await (await session.submit(x=1)).result()
+    return (time.perf_counter() - begun) * 1e6
+
+
+async def p50_us(session: Any, requests: int) -> float:
+    return statistics.median([await request_us(session) for _ in range(requests)])
+
+
+async def throughput(session: Any, clients: int, each: int) -> float:
+    """Requests per second of `clients` closed loops."""
+
+    async def client() -> None:
+        for _ in range(each):
+            await (await session.submit(x=1)).result()
+
+    begun = time.perf_counter()
+    await asyncio.gather(*(client() for _ in range(clients)))
+    return clients * each / (time.perf_counter() - begun)
+
+
+async def cancel_ms(app: Any, session: Any) -> float:
+    """From `cancel()` of a request with open streams to the census of all its processes reading zero."""
+    request = await session.submit(n=1)
+    while min(held["running"] for held in (await app.census()).values()) == 0:
+        pass
+    begun = time.perf_counter()
+    await request.cancel()
+    while any(any(held.values()) for held in (await app.census()).values()):
+        pass
+    return (time.perf_counter() - begun) * 1e3
+
+
+def echo_us(rounds: int = 2000) -> float:
+    """Floor: round trip of 64 bytes over SEQPACKET between two processes, blocking; half of it is one hop."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        while packet := theirs.recv(256):
+            theirs.send(packet)
+        os._exit(0)
+    theirs.close()
+    times = []
+    for _ in range(rounds):
+        begun = time.perf_counter()
+        ours.send(b"x" * 64)
+        ours.recv(256)
+        times.append((time.perf_counter() - begun) * 1e6)
+    ours.close()
+    os.waitpid(pid, 0)
+    return statistics.median(times)
+
+
+async def measure(rounds: int) -> Samples:
+    """All figures, `rounds` samples each, interleaved."""
+    samples: Samples = {}
+
+    def note(key: str, value: float) -> None:
+        samples.setdefault(key, []).append(value)
+
+    for _ in range(3):
+        note("floor_seqpacket_round_trip_us", echo_us())
+    async with AsyncExitStack() as stack:
+
+        async def launch(graph: omni_flow.Graph) -> Any:
+            return await stack.enter_async_context(omni_flow.alaunch(graph))
+
+        one, four = await launch(hop_roles.chain(1)), await launch(hop_roles.chain(4))
+        diamond, paced = await launch(hop_roles.diamond()), await launch(hop_roles.paced())
+        burst, held = await launch(hop_roles.burst()), await launch(hop_roles.held())
+        inproc = []
+        for length in (1, 4):
+            app = InProcess(hop_roles.chain(length).compile())
+            await app.start()
+            stack.push_async_callback(app.close)
+            inproc.append(AsyncSession(app.gateway))
+        sessions = {name: app.session() for name, app in locals().items() if hasattr(app, "session")}
+        for session in (*inproc, sessions["one"], sessions["four"], sessions["diamond"]):
+            await p50_us(session, 200)
+
+        async def hops() -> None:
+            short, long = await p50_us(sessions["one"], 150), await p50_us(sessions["four"], 150)
+            note("chain1_us", short)
+            note("chain4_us", long)
+            note("hop_header_us", (long - short) / 3)
+
+        async def inproc_hops() -> None:
+            note("hop_inproc_us", (await p50_us(inproc[1], 300) - await p50_us(inproc[0], 300)) / 3)
+
+        async def load() -> None:
+            note("chain4_c32_rps", await throughput(sessions["four"], 32, 100))
+
+        async def diamonds() -> None:
+            note("diamond_us", await p50_us(sessions["diamond"], 150))
+
+        async def chunks() -> None:
+            late = (await (await sessions["paced"].submit(n=100)).result())["late"]
+            note("stream_chunk_us", statistics.median(late) * 1e6)
+
+        async def bursts() -> None:
+            frames = 20_000
+            span = (await (await sessions["burst"].submit(n=frames)).result())["span"]
+            note("stream_burst_per_s", frames / span)
+
+        async def cancels() -> None:
+            note("cancel_free_ms", statistics.median([await cancel_ms(held, sessions["held"]) for _ in range(10)]))
+
+        figures: list[Callable[[], Awaitable[None]]] = [hops, inproc_hops, load, diamonds, chunks, bursts, cancels]
+        for _ in range(rounds):
+            for figure in figures:
+                await figure()
+    return samples
+
+
+def describe(samples: Samples) -> dict[str, Any]:
+    """Medians with quartiles, and the machine."""
+    figures = {}
+    for key, values in samples.items():
+        quartiles = statistics.quantiles(values, n=4) if len(values) > 1 else [values[0]] * 3
+        figures[key] = {"median": statistics.median(values), "quartiles": quartiles, "samples": len(values)}
+    machine = {
+        "cores": os.cpu_count(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "uvloop": uvloop.__version__,
+        "load": os.getloadavg()[0],
+    }
+    return {"machine": machine, "figures": figures}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="one JSON object of medians on stdout")
+    parser.add_argument("--rounds", type=int, default=15)
+    options = parser.parse_args()
+    samples = uvloop.run(measure(options.rounds))
+    if options.json:
+        print(json.dumps({key: statistics.median(values) for key, values in samples.items()}))
+        return
+    found = describe(samples)
+    print(json.dumps(found["machine"]))
+    for key, figure in found["figures"].items():
+        low, _, high = figure["quartiles"]
+        print(f"{key:32} {figure['median']:12.2f}   quartiles {low:.2f} .. {high:.2f}   n={figure['samples']}")
+
+
+if __name__ == "__main__":
+    main()
