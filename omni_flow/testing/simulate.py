@@ -137,12 +137,14 @@ class Request:
             # What wins a race may differ the second time: such an interface can't be replayed.
             allowed = -1 if interface.race else interface.retries
             self.mortal[interface.role] = min(self.mortal.get(interface.role, 10**6), allowed)
-        self.steps = 20 + 4 * (len(self.expected.facts) + len(self.expected.ends))
+        size = len(self.expected.facts) + len(self.expected.ends)
+        self.steps = 20 + 4 * size
+        self.patience = 20_000 + 1_000 * size
 
     def run(self, seed: int, number: int, faults: Faults, report: Report) -> None:
         """Run it under the schedule of `seed` and add what happened to `report`."""
         schedule = random_schedule(seed, self.mortal, self.steps, faults)
-        world = World(self.plan, schedule, self.inputs, self.params, self.behave, self.expected.given)
+        world = World(self.plan, schedule, self.inputs, self.params, self.behave, self.expected.given, self.patience)
         seen = world.seen
         try:
             world.run()

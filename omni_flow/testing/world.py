@@ -35,7 +35,6 @@ CONSUMED: Final = 6
 CLIENT: Final = 7
 
 SLOWNESS: Final = 300.0
-STEPS_AT_MOST: Final = 2_000_000
 
 
 @dataclass(slots=True)
@@ -158,7 +157,11 @@ class Desk(Party):
 
 
 class World:
-    """Runs one request. One use."""
+    """Runs one request. One use.
+
+    `known` are the inputs and outputs of activations as the reference had them, which saves calling `behave` again.
+    A run of more than `patience` steps is taken for one that never ends.
+    """
 
     def __init__(
         self,
@@ -168,12 +171,14 @@ class World:
         params: Mapping[str, Any],
         behave: Behave,
         known: Mapping[tuple[str, Path], tuple[Mapping[str, Any], Given]] | None = None,
+        patience: int = 1_000_000,
     ) -> None:
         self.plan = plan
         self.schedule = schedule
         self.params = {param.name: param.default for param in plan.spec.params} | dict(params)
         self.behave = behave
         self.known = known or {}
+        self.patience = patience
         self.seen = Observed(outputs={o.name: [] for o in plan.outputs if not o.hidden})
         self.shares: Sequence[int] = [schedule.shares[role.spec.name] for role in plan.roles]
         keys: list[Key] = [(role.id, share) for role in plan.roles for share in range(self.shares[role.id])]
@@ -303,8 +308,8 @@ class World:
                 death = deaths.pop(0)
                 self.kill((self.ids[death.role], death.share))
             seen.steps += 1
-            if seen.steps > STEPS_AT_MOST:
-                seen.left.append(f"still busy after {STEPS_AT_MOST} steps")
+            if seen.steps > self.patience:
+                seen.left.append(f"still busy after {self.patience} steps")
                 return
             at, _, kind, a, b, c, d = heappop(queue)
             self.now = at
