@@ -22,6 +22,8 @@ from omni_flow.control.transport.errors import (
     ProtocolError,
     TransportClosed,
     TransportError,
+    VersionMismatch,
+    WeakKey,
 )
 from omni_flow.control.transport.factory import make_transport
 from omni_flow.control.transport.inproc import InprocHub
@@ -43,5 +45,7 @@ __all__ = [
     "Transport",
     "TransportClosed",
     "TransportError",
+    "VersionMismatch",
+    "WeakKey",
     "make_transport",
 ]

@@ -77,8 +77,8 @@ class Transport(ABC):
     async def close(self, deadline_s: float = 5.0) -> None:
         """Send what is queued, for at most `deadline_s`, then close. Leaves no socket file. Idempotent.
 
-        Peers get every batch that was flushed, then `on_lost`. What could not be flushed is logged. No callback comes
-        after this returns.
+        Peers get every batch that was flushed, then `on_lost`. What SEQPACKET could not flush is logged (ZeroMQ does
+        not tell). No callback comes after this returns.
         """
 
 

@@ -61,7 +61,7 @@ def claimed(url: str, path: str, kind: socket.SocketKind) -> Iterator[None]:
 
     Raises: AddressInUse if somebody listens, AddressError if the file is no socket.
     """
-    with locked(os.path.dirname(path)):
+    with _locked(os.path.dirname(path)):
         try:
             found = os.lstat(path)
         except FileNotFoundError:
@@ -75,8 +75,28 @@ def claimed(url: str, path: str, kind: socket.SocketKind) -> Iterator[None]:
         yield
 
 
+class SocketFile:
+    """The file of a socket just bound, to be removed when it closes."""
+
+    def __init__(self, path: str) -> None:
+        """To be called inside `claimed`."""
+        self._path = path
+        self._inode = _inode(path)
+
+    def unlink(self) -> None:
+        """Remove the file, unless it is gone or another process has taken the name since."""
+        with suppress(FileNotFoundError), _locked(os.path.dirname(self._path)):
+            if _inode(self._path) == self._inode:
+                os.unlink(self._path)
+
+
+def _inode(path: str) -> tuple[int, int]:
+    found = os.lstat(path)
+    return found.st_dev, found.st_ino
+
+
 @contextmanager
-def locked(directory: str) -> Iterator[None]:
+def _locked(directory: str) -> Iterator[None]:
     """Hold an exclusive lock on the directory itself."""
     lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

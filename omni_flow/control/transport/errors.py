@@ -48,6 +48,15 @@ class InsecureAddress(AddressError):
         super().__init__(address, "not a loopback address and no shared key; pass key=... or use tcp://127.0.0.1")
 
 
+class WeakKey(TransportError):
+    """A shared key that is too short to be a secret."""
+
+    def __init__(self, size: int, least: int) -> None:
+        super().__init__(
+            f"the shared key has {size} bytes, at least {least} are needed; make one with `openssl rand -hex 32`"
+        )
+
+
 class InsecureDirectory(TransportError):
     """A socket directory that others may enter or own."""
 
@@ -58,6 +67,14 @@ class InsecureDirectory(TransportError):
 
 class ProtocolError(TransportError):
     """A peer sent what the protocol does not allow. Ends that peer's channel, never leaves the transport."""
+
+
+class VersionMismatch(ProtocolError):
+    """A peer of another protocol version; `address` is where it listens."""
+
+    def __init__(self, address: str, theirs: int, ours: int) -> None:
+        super().__init__(f"protocol version {theirs} of the peer, {ours} here: run one release of omni-flow")
+        self.address = address
 
 
 class TransportClosed(TransportError):

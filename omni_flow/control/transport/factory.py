@@ -4,6 +4,7 @@ from omni_flow.control.transport.base import Codec, Transport
 from omni_flow.control.transport.errors import AddressError
 from omni_flow.control.transport.inproc import InprocHub, InprocTransport
 from omni_flow.control.transport.unix import UnixTransport
+from omni_flow.control.transport.zeromq import ZmqTransport
 
 
 def make_transport(url: str, codec: Codec, *, key: str | None = None, hub: InprocHub | None = None) -> Transport:
@@ -21,6 +22,8 @@ def make_transport(url: str, codec: Codec, *, key: str | None = None, hub: Inpro
     scheme = url.partition("://")[0]
     if scheme == "unix":
         return UnixTransport(url, codec)
+    if scheme in ("ipc", "tcp"):
+        return ZmqTransport(url, codec, key=key)
     if scheme == "inproc":
         if hub is None:
             raise AddressError(url, "inproc needs the InprocHub where its transports meet; pass hub=...")

@@ -12,7 +12,7 @@ The first byte of a packet is its kind:
 """
 
 from omni_flow.control.transport.base import MESSAGE_LIMIT, PROTOCOL_VERSION
-from omni_flow.control.transport.errors import ProtocolError
+from omni_flow.control.transport.errors import ProtocolError, VersionMismatch
 
 HELLO, WHOLE, CUT, REFUSED = b"\x01", b"\x02", b"\x03", b"\x04"
 PACKET_BYTES = 64 * 1024
@@ -24,25 +24,26 @@ _CUT_HEADER = 5
 
 
 def hello(address: str) -> bytes:
-    """The first packet of a connection."""
+    """The first packet of a connection. Its layout is the same in every protocol version."""
     return HELLO + _MAGIC + bytes([PROTOCOL_VERSION]) + address.encode()
 
 
 def read_hello(packet: bytes | memoryview) -> str:
     """The address that a hello names.
 
-    Raises: ProtocolError for anything but a hello of this version.
+    Raises: VersionMismatch, ProtocolError for anything but a hello.
     """
     data = bytes(packet)
     start = 1 + len(_MAGIC)
     if data[:start] != HELLO + _MAGIC or len(data) <= start + 1:
         raise ProtocolError("the first packet is no hello")
-    if data[start] != PROTOCOL_VERSION:
-        raise ProtocolError(f"protocol version {data[start]} of the peer, {PROTOCOL_VERSION} here: run one release")
     try:
-        return data[start + 1 :].decode()
+        address = data[start + 1 :].decode()
     except UnicodeDecodeError as error:
         raise ProtocolError(f"the address in the hello is not UTF-8: {error}") from error
+    if data[start] != PROTOCOL_VERSION:
+        raise VersionMismatch(address, data[start], PROTOCOL_VERSION)
+    return address
 
 
 def cut(message: bytes) -> list[bytes | memoryview]:

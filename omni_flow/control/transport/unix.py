@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from omni_flow.control.transport.base import Codec, OnBatch, OnLost, Transport, within_limit
-from omni_flow.control.transport.directory import claimed, locked, private_directory, socket_path
+from omni_flow.control.transport.directory import SocketFile, claimed, private_directory, socket_path
 from omni_flow.control.transport.errors import AddressError, ProtocolError, TransportClosed
 from omni_flow.control.transport.packets import PACKET_BYTES, REFUSED, WHOLE, Joiner, cut, hello, read_hello
 
@@ -74,7 +74,7 @@ class UnixTransport(Transport):
         self._peers: dict[str, _Peer] = {}
         self._strangers: set[_Incoming] = set()  # accepted, no hello yet
         self._listener: socket.socket | None = None
-        self._inode = (0, 0)
+        self._file: SocketFile | None = None
         self._state = "was not started"
         self._flushed: asyncio.Future[None] | None = None
 
@@ -87,11 +87,10 @@ class UnixTransport(Transport):
             with claimed(self.address, self._path, socket.SOCK_SEQPACKET):
                 listener.bind(self._path)
                 listener.listen(4096)
-                found = os.stat(self._path)
+                self._file = SocketFile(self._path)
         except BaseException:
             listener.close()
             raise
-        self._inode = (found.st_dev, found.st_ino)
         self._listener = listener
         self._state = ""
         self._loop.add_reader(listener.fileno(), self._accept)
@@ -348,8 +347,8 @@ class UnixTransport(Transport):
             return
         self._loop.remove_reader(listener.fileno())
         listener.close()
-        with locked(os.path.dirname(self._path)):
-            self._unlink()
+        if self._file is not None:
+            self._file.unlink()
         if self._queued():
             self._flushed = self._loop.create_future()
             try:
@@ -369,15 +368,6 @@ class UnixTransport(Transport):
     def _note_flushed(self) -> None:
         if self._flushed is not None and not self._flushed.done() and not self._queued():
             self._flushed.set_result(None)
-
-    def _unlink(self) -> None:
-        """Remove our socket file, unless another process has taken the name since."""
-        try:
-            found = os.stat(self._path)
-            if (found.st_dev, found.st_ino) == self._inode:
-                os.unlink(self._path)
-        except FileNotFoundError:
-            log.debug("%s: the socket file was removed by somebody else", self.address)
 
 
 def _peer_uid(sock: socket.socket) -> int:

@@ -158,3 +158,16 @@ async def test_a_reader_that_raises_loses_only_its_own_batch(net: Net) -> None:
         a.send(b.address, [text])
     assert await inbox.until_messages(2) == ["one", "two"]
     assert [str(context["exception"]) for context in heard] == ["role error"]
+
+
+async def test_a_large_transfer_does_not_keep_others_waiting_for_its_end(net: Net) -> None:
+    a, _ = await net.start("a")
+    b, _ = await net.start("b")
+    c, inbox = await net.start("c")
+    a.send(c.address, ["ready"])
+    b.send(c.address, ["ready"])
+    await inbox.until_messages(2)
+    a.send(c.address, [bytes(48 * 1024 * 1024)])
+    b.send(c.address, ["small"])
+    await inbox.until_messages(4)
+    assert [who for _, who, _ in inbox.events[2:]] == [b.address, a.address]

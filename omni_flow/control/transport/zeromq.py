@@ -1,0 +1,404 @@
+"""ZeroMQ over `ipc://` and `tcp://`: for processes on other machines, and where SEQPACKET is not wanted.
+
+One bound PULL receives; each peer gets a PUSH of its own, opened at the first batch. Raw sockets on the loop through
+their descriptors, which are edge-triggered: whoever is woken receives until `zmq.Again`, or has itself called again.
+
+A message is one frame: the 8-byte name of its channel, drawn by the sender for each connection, then the batch. A
+channel begins with a hello of two frames (`HELLO` + name, then the hello of `packets.py`). `REFUSED` + name + a hello +
+zero + a reason says that its sender dropped the channel of that name, which a PULL cannot say by closing a connection.
+
+Loss is seen by socket monitors. The monitor of a PUSH belongs to one peer. The monitor of the PULL names descriptors;
+the second frame of a hello, received with its metadata, says which descriptor its channel came by. Send queues are
+unlimited here (SNDHWM 0): credit bounds them.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from omni_flow.control.transport.base import MESSAGE_LIMIT, Codec, OnBatch, OnLost, Transport, within_limit
+from omni_flow.control.transport.directory import SocketFile, claimed, private_directory, socket_path
+from omni_flow.control.transport.errors import (
+    AddressError,
+    AddressInUse,
+    ProtocolError,
+    TransportClosed,
+    VersionMismatch,
+)
+from omni_flow.control.transport.packets import hello, read_hello
+from omni_flow.control.transport.security import Doorkeeper, SharedKey, tcp_address
+
+log = logging.getLogger(__name__)
+
+_NAME_BYTES = 8
+_HELLO, _REFUSED = b"\0hello\0\0", b"\0refused"  # in the place of a name, which never begins with \0
+_BUDGET_BYTES = 1024 * 1024  # one turn of reading
+_PACKET_COST = 1024  # what a packet costs of that budget beside its bytes
+_HEARTBEAT_MS, _SILENCE_MS, _CONNECT_MS = 5_000, 20_000, 5_000  # tcp: a machine that vanished says nothing
+_TELL_MS = 1_000  # how long a refusal may take to leave
+
+_ENDS = {
+    int(zmq.EVENT_DISCONNECTED): "the connection closed",
+    int(zmq.EVENT_CLOSED): "nobody listens there",
+    int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL): "the handshake failed",
+    int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): "the handshake failed (is the shared key the same?)",
+    int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "refused: not the shared key of the peer",
+}
+
+
+class _Monitor:
+    """The monitor of one ZeroMQ socket; calls `on_event(event, descriptor)` on the loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, sock: "zmq.Socket[bytes]", events: int) -> None:
+        self._loop, self._sock = loop, sock
+        self._pair = sock.get_monitor_socket(events, addr=f"inproc://monitor-{id(self)}-{os.urandom(4).hex()}")
+        self._pair.setsockopt(zmq.LINGER, 0)
+
+    def watch(self, on_event: Callable[[int, int], None]) -> None:
+        self._on_event = on_event
+        self._loop.add_reader(self._pair.FD, self.drain)
+        self.drain()  # the descriptor wakes only for a reader that has found nothing before
+
+    def drain(self) -> None:
+        """Report every event that has happened until now."""
+        while not self._pair.closed:
+            try:
+                event = recv_monitor_message(self._pair, zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._on_event(int(event["event"]), int(event["value"]))
+
+    def close(self) -> None:
+        """Before the socket is closed. In this order: an event for a pair that is gone would block the IO thread."""
+        self._sock.disable_monitor()
+        self._loop.remove_reader(self._pair.FD)
+        self._pair.close()
+
+
+class _Peer:
+    """One incarnation of the channel to and from an address."""
+
+    __slots__ = ("address", "ended", "incoming", "incoming_fd", "monitor", "name", "push")
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.push: zmq.Socket[bytes] | None = None
+        self.monitor: _Monitor | None = None
+        self.name = b""  # of our channel to it
+        self.incoming = b""  # name of its channel to us, while that is open
+        self.incoming_fd = -1
+        self.ended: str | None = None  # the cause, once a direction has ended
+
+
+class ZmqTransport(Transport):
+    """`ipc:///directory/name.sock` (directory of mode 0700, own user only) or `tcp://host:port` (port 0: any free)."""
+
+    def __init__(self, url: str, codec: Codec, *, key: str | None = None) -> None:
+        """Raises: AddressError, AddressTooLong, InsecureAddress, WeakKey."""
+        self.address = url
+        self._tcp = url.startswith("tcp://")
+        self._key = SharedKey(key) if key is not None and self._tcp else None
+        self._endpoint = self._checked(url)
+        self._codec = codec
+        self._encode, self._decode = codec.encode, codec.decode
+        self._peers: dict[str, _Peer] = {}
+        self._channels: dict[bytes, _Peer] = {}  # by the name of the incoming channel
+        self._descriptors: dict[int, _Peer] = {}  # the same by the descriptor it comes by
+        self._orphans: set[int] = set()  # descriptors that closed before their hello was read
+        self._ending: list[_Peer] = []  # lost as soon as the PULL is seen empty
+        self._read_again = False
+        self._file: SocketFile | None = None
+        self._state = "was not started"
+
+    def _checked(self, url: str) -> str:
+        """`url` as ZeroMQ wants it."""
+        if self._tcp:
+            return tcp_address(url, keyed=self._key is not None).url
+        socket_path(url, "ipc")
+        return url
+
+    async def start(self, on_batch: OnBatch, on_lost: OnLost) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_batch, self._on_lost = on_batch, on_lost
+        path = "" if self._tcp else socket_path(self.address, "ipc")
+        if path:
+            private_directory(os.path.dirname(path))
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._doorkeeper = Doorkeeper(self._context, self._key) if self._key else None
+        self._pull = self._socket(zmq.PULL)
+        self._pull.setsockopt(zmq.MAXMSGSIZE, MESSAGE_LIMIT + _NAME_BYTES)
+        if self._key:
+            self._key.arm_listener(self._pull)
+        if path:
+            self._pull.setsockopt(zmq.IPC_FILTER_UID, os.geteuid())
+        self._listening = _Monitor(self._loop, self._pull, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        self._listening.watch(self._incoming_event)
+        self._state = ""
+        try:
+            with claimed(self.address, path, socket.SOCK_STREAM) if path else nullcontext():
+                self._pull.bind(self._endpoint)
+                self._file = SocketFile(path) if path else None
+        except zmq.ZMQError as error:
+            await self.close(0.0)
+            if error.errno == zmq.EADDRINUSE:
+                raise AddressInUse(self.address) from error
+            raise AddressError(self.address, f"cannot listen there: {error}") from error
+        except BaseException:
+            await self.close(0.0)
+            raise
+        self.address = self._pull.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._loop.add_reader(self._pull.FD, self._read)
+        self._read()
+
+    # ------------------------------------------------------------------ sending
+
+    def send(self, address: str, batch: list[Any]) -> None:
+        packet = self._encode(batch)
+        peer = self._peers.get(address)
+        if peer is not None and peer.push is not None and len(packet) <= MESSAGE_LIMIT:
+            self._push(peer, packet)
+            return
+        if self._state:
+            raise TransportClosed(self._state)
+        packets = within_limit(self._codec, address, batch, packet)
+        connected = self._connected(address)
+        if connected is not None:
+            for packet in packets:
+                self._push(connected, packet)
+
+    def _push(self, peer: _Peer, packet: bytes) -> None:
+        if peer.push is None:
+            return
+        try:
+            peer.push.send(peer.name + packet, zmq.NOBLOCK)
+        except zmq.Again:  # unlimited queues: only a connection that ended refuses
+            self._outgoing_ended(peer, "the connection closed")
+
+    def _connected(self, address: str) -> _Peer | None:
+        """The peer with an open PUSH; None if it is lost (and that will be said)."""
+        peer = self._peers.get(address)
+        if peer is not None and (peer.ended is not None or peer.push is not None):
+            return None if peer.ended is not None else peer
+        endpoint = self._checked_peer(address)
+        push = self._socket(zmq.PUSH)
+        monitor = _Monitor(self._loop, push, sum(_ENDS))
+        if peer is None:
+            peer = self._peers[address] = _Peer(address)
+        this = peer
+        monitor.watch(lambda event, _: self._outgoing_ended(this, _ENDS[event]))
+        push.connect(endpoint)
+        peer.name = b"\1" + os.urandom(_NAME_BYTES - 1)
+        peer.push, peer.monitor = push, monitor
+        try:
+            push.send_multipart([_HELLO + peer.name, hello(self.address)], zmq.NOBLOCK)
+        except zmq.Again:  # refused already
+            self._outgoing_ended(peer, "nobody listens there")
+            return None
+        return peer
+
+    def _checked_peer(self, address: str) -> str:
+        if self._tcp != address.startswith("tcp://"):
+            raise AddressError(address, f"{self.address} reaches addresses of its own scheme only")
+        return self._checked(address)
+
+    def _socket(self, kind: int) -> "zmq.Socket[bytes]":
+        sock = self._context.socket(kind)
+        sock.setsockopt(zmq.LINGER, 0)
+        if self._tcp:
+            sock.setsockopt(zmq.IPV6, int("[" in self._endpoint))
+            sock.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+            sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MS)
+            sock.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
+        if kind == zmq.PUSH:
+            sock.setsockopt(zmq.SNDHWM, 0)
+            sock.setsockopt(zmq.RECONNECT_IVL, -1)
+            if self._key:
+                self._key.arm_sender(sock)
+        return sock
+
+    # ------------------------------------------------------------------ receiving
+
+    def _read(self) -> None:
+        """Deliver what has come, then settle who is lost. Called when the descriptor wakes, or by itself."""
+        self._read_again = False
+        receive, channels, budget = self._pull.recv, self._channels, _BUDGET_BYTES
+        empty = False
+        try:
+            while budget > 0 and not self._state:
+                packet = receive(zmq.NOBLOCK)
+                budget -= len(packet) + _PACKET_COST
+                peer = channels.get(packet[:_NAME_BYTES])
+                if peer is None:
+                    self._read_control(packet)
+                    continue
+                try:
+                    batch = self._decode(memoryview(packet)[_NAME_BYTES:])
+                except Exception as error:  # whatever a codec raises for bytes that are no batch
+                    self._refuse(peer, f"malformed packet: {type(error).__name__}: {error}")
+                    continue
+                self._on_batch(peer.address, batch)
+        except zmq.Again:
+            empty = True
+        finally:  # also when a callback raised: the descriptor will not wake again for what is left
+            if not empty:
+                self._read_soon()
+        if empty and self._ending:
+            self._settle()
+
+    def _read_soon(self) -> None:
+        if not self._read_again and not self._state:
+            self._read_again = True
+            self._loop.call_soon(self._read_if_open)
+
+    def _read_if_open(self) -> None:
+        if not self._state:
+            self._read()
+
+    def _read_control(self, packet: bytes) -> None:
+        """A frame of no channel that is open."""
+        word, rest = packet[:_NAME_BYTES], packet[_NAME_BYTES:]
+        try:
+            if word == _HELLO and len(rest) == _NAME_BYTES and self._pull.getsockopt(zmq.RCVMORE):
+                frame = self._pull.recv(zmq.NOBLOCK, copy=False)
+                self._read_hello(rest, frame.bytes, int(frame.get(zmq.SRCFD)))
+            elif word == _REFUSED:
+                said, _, reason = rest[_NAME_BYTES:].partition(b"\0")
+                peer = self._peers.get(read_hello(said))
+                if peer is not None and peer.name == rest[:_NAME_BYTES]:
+                    self._finish(peer, f"refused by the peer: {reason.decode(errors='replace')}")
+            elif word[:1] != b"\1":  # else the rest of a channel that was lost or forgotten
+                raise ProtocolError("a frame of no channel")
+        except VersionMismatch as error:
+            log.warning("%s refuses %s: %s", self.address, error.address, error)
+            self._tell(error.address, rest, str(error))
+        except ProtocolError as error:
+            log.warning("%s drops what an unknown peer sent: %s", self.address, error)
+
+    def _read_hello(self, name: bytes, said: bytes, descriptor: int) -> None:
+        address = read_hello(said)
+        try:
+            self._checked_peer(address)
+        except AddressError as error:
+            raise ProtocolError(str(error)) from error
+        self._listening.drain()  # what is said of this descriptor until now is of an older connection
+        peer = self._peers.get(address)
+        if peer is not None and (peer.incoming or peer.ended is not None):
+            self._finish(peer, peer.ended or "the peer opened a new connection")
+            peer = self._peers.get(address)
+        if self._state:
+            return
+        if peer is None:
+            peer = self._peers[address] = _Peer(address)
+        peer.incoming, peer.incoming_fd = name, descriptor
+        self._channels[name] = peer
+        older = self._descriptors.get(descriptor)
+        self._descriptors[descriptor] = peer
+        if older is not None:
+            self._incoming_ended(older)
+        if descriptor in self._orphans:
+            self._orphans.discard(descriptor)
+            self._incoming_ended(peer)
+
+    # ------------------------------------------------------------------ ends
+
+    def _incoming_event(self, event: int, descriptor: int) -> None:
+        if event == zmq.EVENT_ACCEPTED:
+            self._orphans.discard(descriptor)
+            return
+        peer = self._descriptors.pop(descriptor, None)
+        if peer is None:
+            self._orphans.add(descriptor)
+        else:
+            self._incoming_ended(peer)
+
+    def _incoming_ended(self, peer: _Peer) -> None:
+        """Its connection closed. What it had sent may still be in the PULL."""
+        peer.incoming_fd = -1
+        self._end(peer, "the peer closed the connection")
+
+    def _outgoing_ended(self, peer: _Peer, cause: str) -> None:
+        """Our connection closed: so will the peer's, if it has one, since it loses us as a whole."""
+        if peer.push is not None:
+            self._end(peer, cause)
+
+    def _end(self, peer: _Peer, cause: str) -> None:
+        if peer.ended is None:
+            peer.ended = cause
+            self._close_push(peer)
+        self._ending.append(peer)
+        self._read_soon()
+
+    def _settle(self) -> None:
+        """The PULL is empty: those with nothing more to come are lost now."""
+        ending, self._ending = self._ending, []
+        for peer in ending:
+            if peer.incoming_fd < 0 and self._peers.get(peer.address) is peer:
+                self._finish(peer, peer.ended or "")
+
+    def _finish(self, peer: _Peer, cause: str) -> None:
+        self._drop(peer)
+        self._on_lost(peer.address, cause)
+
+    def _refuse(self, peer: _Peer, cause: str) -> None:
+        log.warning("%s refuses %s: %s", self.address, peer.address, cause)
+        self._tell(peer.address, peer.incoming, cause)
+        self._finish(peer, cause)
+
+    def _tell(self, address: str, name: bytes, cause: str) -> None:
+        """Say that its channel of that name is dropped, by a connection for this alone."""
+        try:
+            endpoint = self._checked_peer(address)
+        except AddressError as error:
+            log.warning("%s cannot be told: %s", address, error)
+            return
+        push = self._socket(zmq.PUSH)
+        push.connect(endpoint)
+        try:
+            push.send(_REFUSED + name + hello(self.address) + b"\0" + cause.encode()[:1024], zmq.NOBLOCK)
+        except zmq.Again:
+            log.debug("%s is gone before it could be told", address)
+        push.close(linger=_TELL_MS)
+
+    def forget(self, address: str) -> None:
+        peer = self._peers.get(address)
+        if peer is None:
+            return
+        if peer.incoming_fd >= 0:
+            self._tell(address, peer.incoming, "the peer closed the channel")
+        self._drop(peer)
+
+    def _drop(self, peer: _Peer) -> None:
+        del self._peers[peer.address]
+        self._channels.pop(peer.incoming, None)
+        if self._descriptors.get(peer.incoming_fd) is peer:
+            del self._descriptors[peer.incoming_fd]
+        self._close_push(peer)
+
+    def _close_push(self, peer: _Peer, linger_ms: int = 0) -> None:
+        push, monitor, peer.push, peer.monitor = peer.push, peer.monitor, None, None
+        if push is not None and monitor is not None:
+            monitor.close()
+            push.close(linger=linger_ms)
+
+    async def close(self, deadline_s: float = 5.0) -> None:
+        if self._state:
+            return
+        self._state = "is closed"
+        for peer in list(self._peers.values()):
+            self._close_push(peer, int(deadline_s * 1000))
+        self._peers.clear()
+        self._loop.remove_reader(self._pull.FD)
+        self._listening.close()
+        if self._file is not None:
+            self._file.unlink()
+        self._pull.close()
+        if self._doorkeeper is not None:
+            self._doorkeeper.close()
+        await self._loop.run_in_executor(None, self._context.term)  # returns when all is sent or the linger is over
