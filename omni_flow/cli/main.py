@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 from typing import Annotated
 
 import typer
 
-from omni_flow.cli import doctor, draw, lint, simulate
+from omni_flow.cli import doctor, draw, explain, lint, simulate
+from omni_flow.cli.run import CONTEXT
+from omni_flow.cli.run import command as run_command
+from omni_flow.data.cli import memory_app
 
 app = typer.Typer(
     name="omni-flow",
@@ -35,10 +37,13 @@ def _options(
     pass
 
 
+app.command("run", context_settings=CONTEXT, add_help_option=False)(run_command)
 app.command("lint")(lint.command)
 app.command("draw")(draw.command)
+app.command("explain")(explain.command)
 app.command("simulate")(simulate.command)
 app.command("doctor")(doctor.command)
+app.add_typer(memory_app, name="memory")
 
 
 def run() -> None:

@@ -104,6 +104,36 @@ def test_simulate_ends_with_1_if_an_interface_never_ran(cli: Cli, words: Path) -
     assert "never active: words.join, words.split" in result.stdout
 
 
+def test_explain_shows_placement_edges_joins_and_credit(cli: Cli, words: Path) -> None:
+    result = cli("explain", "words")
+    assert result.exit_code == 0
+    rows = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert "words Words() 1 1 process least_loaded" in rows
+    assert "words.join request request word ← collect of words.split.word" in rows
+    assert "text words.split request unix the only one" in rows
+    assert "words.split.word words.join words.split.word same replica the only one" in rows
+    assert "words.split.word client: word words.split.word unix –" in rows
+    assert "words.split.word stream request 64 client: word –" in rows
+
+
+def test_explain_follows_replicas_and_transport(cli: Cli, words: Path) -> None:
+    code = (words / "graph.py").read_text()
+    (words / "graph.py").write_text(
+        code.replace("join = words.", 'join = graph.role("joiner", Words).').replace(
+            "collect(split.word)", "split.word"
+        )
+    )
+    result = cli("explain", "words", "--replicas", "joiner=2", "--transport", "tcp", "--json")
+    found = json.loads(result.stdout)
+    assert [(r["role"], r["replicas"], r["placement"]) for r in found["roles"]] == [
+        ("words", 1, "1 process"),
+        ("joiner", 2, "2 processes"),
+    ]
+    edge = next(e for e in found["edges"] if e["to"] == "joiner.join")
+    assert (edge["transport"], edge["route"]) == ("tcp", "one per words.split.word")
+    assert found["streams"][0]["waits_for"] == ["joiner.join", "client: word", "client: text"]
+
+
 def test_a_wrong_flag_or_command_is_answered_with_the_nearest_one(cli: Cli, words: Path) -> None:
     wrong_flag, wrong_command = cli("lint", "words", "--jsn"), cli("lnt", "words")
     assert wrong_flag.exit_code == wrong_command.exit_code == 2
