@@ -29,13 +29,14 @@ class Node:
 
     `cells[slot]` is the decided fact of each slot whose scope ends here (WAITING until then), `joins` hold those that
     gather. `count`, `torn`: the end of the source that numbers the children, once known. `low`: all numbers below it
-    are done; `done`: the other done numbers; `closed`: how many in all. `failed`: the lowest number that failed, for
+    are done; `done`: the other done numbers; `closed`: how many in all; `mine`: how many there are on this share, once
+    asked for (-1 before). `ordering`: its children are being run or failed in order right now. `failed`: the lowest number that failed, for
     `ordered`. `state` is that of a bucket: 0 (not open), OPEN, READY, RUNNING; `verdict` the group that decided,
     `activation` what runs. `above` are the nodes from the root to the parent.
     """
 
     __slots__ = ("above", "accounts", "activation", "cells", "children", "closed", "count", "done", "failed", "joins",
-                 "low", "number", "ordering", "parent", "path", "state", "torn", "verdict")  # fmt: skip
+                 "low", "mine", "number", "ordering", "parent", "path", "state", "torn", "verdict")  # fmt: skip
 
     def __init__(self, parent: Node | None, number: int, slots: int) -> None:
         self.parent = parent
@@ -56,6 +57,7 @@ class Node:
         self.state = 0
         self.verdict = -1
         self.ordering = False
+        self.mine = -1
 
     def at(self, depth: int) -> Node:
         """The node at `depth` on the way from the root to this one, which may be it."""

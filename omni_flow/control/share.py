@@ -477,11 +477,13 @@ class Share:
 
     def _mine(self, interface: Interface, node: Node) -> int:
         """How many children of `node`, whose end is known, must be done here."""
-        assert node.count is not None
-        elsewhere = self._elsewhere_of(interface, node)
-        if elsewhere is None:
-            return node.count
-        return sum(1 for number in range(node.count) if not elsewhere(number))
+        if node.mine < 0:
+            assert node.count is not None
+            elsewhere = self._elsewhere_of(interface, node)
+            node.mine = node.count
+            if elsewhere is not None:
+                node.mine = sum(1 for number in range(node.count) if not elsewhere(number))
+        return node.mine
 
     # ---- running activations --------------------------------------------------------------------------------
 
