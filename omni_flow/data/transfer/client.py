@@ -1,10 +1,12 @@
 """`TransferClient`: what a role asks of other nodes."""
 
+import contextlib
+
 import numpy as np
 from numpy.typing import NDArray
 
 from omni_flow.data.client import MemoryManagerClient
-from omni_flow.data.errors import BadArgument
+from omni_flow.data.errors import BadArgument, JobFailed
 from omni_flow.data.kv_client import Keys
 from omni_flow.data.messages import L2, JobAdd, PoolName
 from omni_flow.data.protocol import MAX_BATCH, Op, keys_array
@@ -35,8 +37,9 @@ class TransferClient:
     def pull(self, pool: str, keys: Keys, from_: str | None = None, *, timeout_s: float = 30.0) -> Mask:
         """Bring objects of other nodes into L2 here: from one node, or (None) from whoever the directory names.
 
-        Returns: per key whether it is here now; a key that was here before counts. Raises: NoMover, BadArgument,
-        PoolFull.
+        Returns: per key whether it is here now; a key that was here before counts. A node that the directory named and
+        that does not deliver in time counts as one that does not hold the key. Raises: JobFailed when the node `from_`
+        does not deliver in time, NoMover, BadArgument, PoolFull.
         """
         wanted = keys_array(keys)
         if len(wanted) > MAX_BATCH:
@@ -46,15 +49,15 @@ class TransferClient:
         if not len(missing):
             return here
         if from_ is not None:
-            shares = {from_: np.arange(len(missing))}
-        else:
-            shares = divide(self.locate(pool, wanted[missing]), len(missing))
-        for node, share in shares.items():
-            here[missing[share]] = self._job("pull", pool, wanted[missing[share]], node, timeout_s)
+            here[missing] = self._job("pull", pool, wanted[missing], from_, timeout_s)
+            return here
+        for node, share in divide(self.locate(pool, wanted[missing]), len(missing)).items():
+            with contextlib.suppress(JobFailed):
+                here[missing[share]] = self._job("pull", pool, wanted[missing[share]], node, timeout_s)
         return here
 
     def push(self, pool: str, keys: Keys, to: str, *, timeout_s: float = 30.0) -> Mask:
-        """Have another node pull objects from here. Returns: per key whether it is there now."""
+        """Have another node pull objects from here. Returns: per key whether it is there now. Raises: as `pull`."""
         return self._job("push", pool, keys_array(keys), to, timeout_s)
 
     def _job(self, kind: str, pool: str, keys: NDArray[np.uint8], node: str, timeout_s: float) -> Mask:

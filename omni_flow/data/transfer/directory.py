@@ -102,13 +102,16 @@ class Directory:
         node.sequence, node.known = sequence, True
 
     def delta(self, name: str, epoch: int, sequence: int, changes: Mapping[str, tuple[U64, U64]]) -> bool:
-        """Take in (added, removed) by pool. False when an earlier delta is missing: ask for the whole."""
+        """Take in (added, removed) by pool. False when an earlier delta is missing: ask for the whole.
+
+        A delta without changes repeats the number of the last one that had any.
+        """
         node = self._nodes.get(name)
         if node is None or node.epoch != epoch:
             return False
         if node.known and sequence <= node.sequence:
             return True
-        if not node.known or sequence != node.sequence + 1:
+        if not node.known or not changes or sequence != node.sequence + 1:
             return False
         for pool, (added, removed) in changes.items():
             node.pools.setdefault(pool, Holdings()).apply(added, removed)

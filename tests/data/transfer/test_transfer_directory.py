@@ -61,6 +61,8 @@ def test_a_missed_delta_asks_for_the_whole_and_a_late_one_changes_nothing():
     assert not directory.delta("b", 7, 1, {"kv": (u64(1), u64())})
     directory.replace("b", 7, 4, {"kv": u64(1)})
     assert not directory.delta("b", 7, 6, {"kv": (u64(2), u64())})
+    assert not directory.delta("b", 7, 5, {})
+    assert directory.delta("b", 7, 4, {})
     assert directory.delta("b", 7, 3, {"kv": (u64(9), u64(1))})
     assert masks(directory, 1, 2, 9) == {"b": [True, False, False]}
 

@@ -1,0 +1,100 @@
+"""Nodes for the transfer tests: each a memory manager and a transfer process with a directory of their own."""
+
+import hashlib
+import json
+import subprocess
+import sys
+import time
+
+import msgspec
+import numpy as np
+
+from omni_flow.data.client import MemoryManagerClient
+from omni_flow.data.kv_pool import PoolSpec
+from omni_flow.data.launch import start
+from omni_flow.data.messages import L1, L2
+from omni_flow.data.server import ServerConfig
+from omni_flow.data.transfer.client import TransferClient
+from omni_flow.data.transfer.node_config import NodeConfig
+
+PAGE = 16 << 10
+POOL = "kv"
+
+
+def keys(*numbers):
+    return [hashlib.sha256(str(number).encode()).digest() for number in numbers]
+
+
+def page(number, size=PAGE):
+    return np.random.default_rng(number).integers(0, 256, size, np.uint8)
+
+
+class ClusterNode:
+    """One node. `client` is a session of the test with its manager."""
+
+    def __init__(self, directory, name, peers=(), page_bytes=PAGE, **options):
+        directory.mkdir()
+        self.name = name
+        pool = PoolSpec(name=POOL, page_bytes=page_bytes, l1_pages=64, l2_pages=64)
+        self.server = ServerConfig(path=str(directory / "manager.sock"), pools=(pool,), huge=False)
+        self.options = dict(manager=self.server.path, name=name, peers=peers, beat_s=0.05, silent_s=1.0, **options)
+        self.manager = start(self.server)
+        self.client = MemoryManagerClient(self.server.path, name=f"test {name}")
+        self.transfer = TransferClient(self.client)
+        self.start_process()
+
+    def start_process(self):
+        config = msgspec.json.encode(NodeConfig(**self.options)).decode()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "omni_flow.data.transfer.node", config], stdout=subprocess.PIPE
+        )
+        line = self.process.stdout.readline()
+        assert line, f"the transfer process ended with {self.process.wait()}"
+        self.address = json.loads(line)["address"]
+
+    def put(self, *numbers, tier=L1, pages=None):
+        room = self.client.reserve(POOL, len(numbers), tier=tier)
+        arena = self.client.arena(f"{POOL}/{'l1' if tier == L1 else 'l2'}", write=True)
+        for number, slot in zip(numbers, room.slots.tolist(), strict=True):
+            arena.array[slot * PAGE : (slot + 1) * PAGE] = page(number) if pages is None else pages[number]
+        self.client.commit(POOL, room.token, keys(*numbers))
+
+    def get(self, *numbers):
+        """Bytes of pages that are here, None for the others."""
+        found = []
+        for number in numbers:
+            match = self.client.lookup(POOL, keys(number), tiers=L1 | L2)
+            if not match.pages:
+                found.append(None)
+                continue
+            arena = self.client.arena(f"{POOL}/{'l1' if match.tiers[0] == L1 else 'l2'}")
+            at = int(match.slots[0]) * PAGE
+            found.append(arena.array[at : at + PAGE].copy())
+            self.client.unpin(POOL, match.lease)
+        return found
+
+    def has(self, *numbers):
+        return (self.client.probe(POOL, keys(*numbers)) != 0).tolist()
+
+    def kill_process(self):
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+
+    def pinned(self):
+        stats = self.client.stats()
+        return stats[f"pool_l1_pinned/{POOL}"] + stats[f"pool_l2_pinned/{POOL}"]
+
+    def close(self):
+        if not self.process.stdout.closed:
+            self.kill_process()
+        self.client.close()
+        self.manager.kill()
+        self.manager.wait()
+
+
+def eventually(what, wanted=True):
+    """Ask until it is so; every ask is a round trip to another process."""
+    end = time.monotonic() + 20
+    while (found := what()) != wanted:
+        assert time.monotonic() < end, f"stays {found!r}, not {wanted!r}"

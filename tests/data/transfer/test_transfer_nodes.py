@@ -1,0 +1,239 @@
+"""Pull, push and the directory between nodes: separate managers and transfer processes with separate directories."""
+
+import os
+import signal
+import threading
+
+import numpy as np
+import pytest
+from cluster_nodes import PAGE, POOL, ClusterNode, eventually, keys, page
+
+from omni_flow.data.client import MemoryManagerClient
+from omni_flow.data.errors import DataError, NoMover
+from omni_flow.data.messages import L2
+from omni_flow.data.transfer.client import TransferClient
+
+
+@pytest.fixture
+def node(tmp_path):
+    made = []
+
+    def make(name, *peers, **options):
+        made.append(ClusterNode(tmp_path / name, name, tuple(peer.address for peer in peers), **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        if each.manager.poll() is None:
+            assert each.client.check() == []
+        each.close()
+
+
+@pytest.fixture
+def pair(node):
+    """Two nodes that have met."""
+    first = node("a")
+    second = node("b", first)
+    eventually(first.transfer.nodes, ("b",))
+    eventually(second.transfer.nodes, ("a",))
+    return first, second
+
+
+def same(found, *numbers):
+    return all(f is not None and np.array_equal(f, page(n)) for f, n in zip(found, numbers, strict=True))
+
+
+def test_a_pull_brings_exactly_the_pages_that_are_there(pair):
+    first, second = pair
+    first.put(1, 2, 3)
+    first.put(4, 5, tier=L2)
+    ok = second.transfer.pull(POOL, keys(1, 9, 2, 4, 5), "a")
+    assert ok.tolist() == [True, False, True, True, True]
+    assert same(second.get(1, 2, 4, 5), 1, 2, 4, 5)
+    assert second.has(9, 3) == [False, False]
+    assert first.pinned() == second.pinned() == 0
+
+
+def test_a_pull_without_a_source_asks_who_has_it(node):
+    first = node("a")
+    second = node("b", first)
+    third = node("c", first)
+    first.put(1, 2)
+    second.put(3)
+    eventually(lambda: sorted(third.transfer.locate(POOL, keys(1, 2, 3))), ["a", "b"])
+    assert third.transfer.locate(POOL, keys(1, 2, 3))["a"].tolist() == [True, True, False]
+    assert third.transfer.pull(POOL, keys(1, 3, 2, 4)).tolist() == [True, True, True, False]
+    assert same(third.get(1, 2, 3), 1, 2, 3)
+
+
+def test_a_push_makes_the_target_pull(pair):
+    first, second = pair
+    first.put(1, 2)
+    second.put(2)
+    assert first.transfer.push(POOL, keys(1, 2), "b").tolist() == [True, True]
+    assert same(second.get(1, 2), 1, 2)
+    assert first.pinned() == second.pinned() == 0
+
+
+def test_what_was_pulled_can_be_pulled_from_the_puller(node):
+    first = node("a")
+    second = node("b", first)
+    third = node("c", second)
+    first.put(1)
+    eventually(second.transfer.nodes, ("a", "c"))
+    assert second.transfer.pull(POOL, keys(1), "a").all()
+    first.close()
+    eventually(lambda: list(third.transfer.locate(POOL, keys(1))), ["b"])
+    assert third.transfer.pull(POOL, keys(1)).all()
+    assert same(third.get(1), 1)
+
+
+def test_the_directory_follows_what_comes_and_goes(pair):
+    first, second = pair
+    assert second.transfer.locate(POOL, keys(1)) == {}
+    first.put(1, 2)
+    eventually(lambda: list(second.transfer.locate(POOL, keys(1))), ["a"])
+    first.client.drop(POOL, keys(1))
+    eventually(lambda: second.transfer.locate(POOL, keys(1)), {})
+    assert list(second.transfer.locate(POOL, keys(2))) == ["a"]
+
+
+def test_a_node_that_comes_later_learns_what_was_there_before(node):
+    first = node("a")
+    first.put(*range(20))
+    second = node("b", first)
+    eventually(lambda: [mask.all() for mask in second.transfer.locate(POOL, keys(*range(20))).values()], [True])
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_the_rows_of_a_dead_node_are_dropped(pair, how):
+    first, second = pair
+    first.put(1)
+    eventually(lambda: list(second.transfer.locate(POOL, keys(1))), ["a"])
+    if how == "killed":
+        first.kill_process()
+    else:
+        os.kill(first.process.pid, signal.SIGSTOP)
+    eventually(second.transfer.nodes, ())
+    assert second.transfer.locate(POOL, keys(1)) == {}
+    assert not second.transfer.pull(POOL, keys(1), "a").any()
+    if how == "stopped":
+        os.kill(first.process.pid, signal.SIGCONT)
+        eventually(lambda: list(second.transfer.locate(POOL, keys(1))), ["a"])
+
+
+def test_a_restarted_transfer_process_is_a_new_life_with_all_rows(pair):
+    first, second = pair
+    first.put(1, 2)
+    eventually(lambda: list(second.transfer.locate(POOL, keys(1, 2))), ["a"])
+    first.kill_process()
+    first.options["peers"] = (second.address,)
+    first.start_process()
+    first.put(3)
+    eventually(lambda: [mask.all() for mask in second.transfer.locate(POOL, keys(1, 2, 3)).values()], [True])
+    assert second.transfer.pull(POOL, keys(1, 2, 3), "a").all()
+
+
+def pull_all(node, timeout_s, errors):
+    """Pull 60 pages from a in a session of its own; notes the error."""
+    with MemoryManagerClient(node.server.path) as client:
+        try:
+            TransferClient(client).pull(POOL, keys(*range(60)), "a", timeout_s=timeout_s)
+        except DataError as error:
+            errors.append(error)
+
+
+def test_the_death_of_the_puller_gives_the_sources_pins_back(pair):
+    first, second = pair
+    first.put(*range(60))
+    os.kill(first.process.pid, signal.SIGSTOP)
+    errors = []
+    puller = threading.Thread(target=pull_all, args=(second, 1.5, errors))
+    puller.start()
+    eventually(lambda: second.client.stats()[f"pool_jobs_running/{POOL}"], 1)
+    second.kill_process()
+    os.kill(first.process.pid, signal.SIGCONT)
+    eventually(first.transfer.nodes, ())
+    eventually(first.pinned, 0)
+    puller.join(30)
+    assert len(errors) == 1
+    assert second.has(*range(60)) == [False] * 60
+    second.start_process()
+    eventually(second.transfer.nodes, ("a",))
+    assert second.transfer.pull(POOL, keys(*range(60)), "a").all()
+
+
+def test_the_death_of_the_source_ends_the_pull_and_leaks_nothing(pair):
+    first, second = pair
+    first.put(*range(60))
+    os.kill(first.process.pid, signal.SIGSTOP)
+    errors = []
+    puller = threading.Thread(target=pull_all, args=(second, 1.5, errors))
+    puller.start()
+    eventually(lambda: second.client.stats()[f"pool_jobs_running/{POOL}"], 1)
+    first.kill_process()
+    puller.join(30)
+    assert len(errors) == 1
+    eventually(second.pinned, 0)
+    assert second.has(*range(60)) == [False] * 60
+    eventually(first.pinned, 0)
+
+
+def test_the_transfer_process_ends_with_its_manager(pair):
+    first, _ = pair
+    first.manager.kill()
+    first.manager.wait()
+    assert first.process.wait(20) == 0
+
+
+def test_pages_of_another_size_are_refused(node):
+    first = node("a")
+    second = node("b", first, page_bytes=2 * PAGE)
+    eventually(second.transfer.nodes, ("a",))
+    first.put(1)
+    assert not second.transfer.pull(POOL, keys(1), "a").any()
+
+
+def test_without_a_transfer_process_a_pull_says_so(node):
+    first = node("a")
+    first.kill_process()
+    eventually(lambda: first.client.stats()["job_movers"], 0)
+    with pytest.raises(NoMover):
+        first.transfer.pull(POOL, keys(1), "b")
+    with pytest.raises(NoMover, match="transfer process"):
+        first.transfer.nodes()
+
+
+def test_nodes_with_the_shared_key_meet_and_one_with_another_does_not(node):
+    first = node("a", key="sixteen bytes or more")
+    second = node("b", first, key="sixteen bytes or more")
+    stranger = node("x", first, key="another key of that length")
+    eventually(second.transfer.nodes, ("a",))
+    first.put(1)
+    assert second.transfer.pull(POOL, keys(1), "a").all()
+    assert stranger.transfer.nodes() == ()
+    assert first.transfer.nodes() == ("b",)
+
+
+def test_garbage_at_the_control_port_changes_nothing(pair):
+    import zmq
+
+    first, second = pair
+    context = zmq.Context()
+    with context.socket(zmq.DEALER) as sock:
+        sock.linger = 0
+        sock.connect(first.address)
+        for frames in (
+            [b""],
+            [b"x" * 8],
+            [b"x" * 8, b"\xc1"],
+            [b"x" * 8, b"\x80"],
+            [b"12345678", b"\x92\x01\x02"],
+            [b"1"] * 5,
+        ):
+            sock.send_multipart(frames)
+        sock.send_multipart([b"\1" * 8, b"\x81\xa4type\xa7AskRows"])
+        assert sock.poll(10_000)
+    context.term()
+    first.put(1)
+    assert second.transfer.pull(POOL, keys(1), "a").all()
