@@ -222,26 +222,26 @@ class UnixTransport(Transport):
     def _read_hello(self, conn: _Incoming) -> None:
         try:
             size = conn.receive(self._scratch, 0, socket.MSG_TRUNC)
-            address = read_hello(self._scratch[:size]) if size else ""
-            socket_path(address or self.address, "unix")
+            if not size:  # came and went, like the probe of a process that wants our name
+                self._drop_incoming(conn)
+                return
+            address = read_hello(self._scratch[:size])
+            socket_path(address, "unix")
         except BlockingIOError:
             return
         except (OSError, ProtocolError, AddressError) as error:
             self._refuse(conn, str(error))
             return
-        if not address:  # came and went, like the probe of a process that wants our name
-            self._drop_incoming(conn)
-            return
         peer = self._peers.get(address)
-        if peer is not None and peer.incoming is not None and peer.ended is None:
+        if peer is not None and peer.incoming is not None:
             self._end(peer, "the peer opened a new connection")
         if peer is not None and peer.ended is not None:
             self._finish(peer)
-        peer = self._peers.get(address)
-        if peer is None:
-            peer = self._peers[address] = _Peer(address)
+            peer = self._peers.get(address)
         if conn.sock.fileno() < 0:  # closed by a callback
             return
+        if peer is None:
+            peer = self._peers[address] = _Peer(address)
         self._strangers.discard(conn)
         conn.peer, peer.incoming = peer, conn
         self._loop.add_reader(conn.sock.fileno(), self._read, conn)
@@ -356,6 +356,12 @@ class UnixTransport(Transport):
             except TimeoutError:
                 for peer in self._queued():
                     log.warning("%s closes with %d packets unsent to %s", self.address, len(peer.queue), peer.address)
+            finally:
+                self._shut()
+        else:
+            self._shut()
+
+    def _shut(self) -> None:
         self._state = "is closed"
         for peer in list(self._peers.values()):
             self._drop(peer)

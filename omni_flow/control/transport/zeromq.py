@@ -42,6 +42,7 @@ _HELLO, _REFUSED = b"\0hello\0\0", b"\0refused"  # in the place of a name, which
 _BUDGET_BYTES = 1024 * 1024  # one turn of reading
 _PACKET_COST = 1024  # what a packet costs of that budget beside its bytes
 _HEARTBEAT_MS, _SILENCE_MS, _CONNECT_MS = 5_000, 20_000, 5_000  # tcp: a machine that vanished says nothing
+_BUSY_TURNS = 64  # of reading without finding the PULL empty, after which a lost peer is said lost all the same
 _TELL_MS = 1_000  # how long a refusal may take to leave
 
 _ENDS = {
@@ -113,6 +114,7 @@ class ZmqTransport(Transport):
         self._descriptors: dict[int, _Peer] = {}  # the same by the descriptor it comes by
         self._orphans: set[int] = set()  # descriptors that closed before their hello was read
         self._ending: list[_Peer] = []  # lost as soon as the PULL is seen empty
+        self._busy_turns = 0
         self._read_again = False
         self._file: SocketFile | None = None
         self._state = "was not started"
@@ -249,8 +251,10 @@ class ZmqTransport(Transport):
         finally:  # also when a callback raised: the descriptor will not wake again for what is left
             if not empty:
                 self._read_soon()
-        if empty and self._ending:
-            self._settle()
+        if self._ending:
+            self._busy_turns += not empty
+            if empty or self._busy_turns > _BUSY_TURNS:
+                self._settle()
 
     def _read_soon(self) -> None:
         if not self._read_again and not self._state:
@@ -337,6 +341,7 @@ class ZmqTransport(Transport):
 
     def _settle(self) -> None:
         """The PULL is empty: those with nothing more to come are lost now."""
+        self._busy_turns = 0
         ending, self._ending = self._ending, []
         for peer in ending:
             if peer.incoming_fd < 0 and self._peers.get(peer.address) is peer:

@@ -9,7 +9,7 @@ import pytest
 from test_transport_contract import ended
 from transport_kit import Inbox, ListCodec, Net, settle
 
-from omni_flow.control.transport.base import MESSAGE_LIMIT
+from omni_flow.control.transport.base import MESSAGE_LIMIT, PROTOCOL_VERSION
 from omni_flow.control.transport.packets import CUT, REFUSED, WHOLE, hello
 from omni_flow.control.transport.unix import UnixTransport
 
@@ -51,6 +51,32 @@ async def test_a_malformed_packet_ends_that_peer_with_a_reason_in_the_log(
     assert why in caplog.text
     await settle(a, inbox)
     assert len(inbox.losses()) == 1
+
+
+@pytest.mark.parametrize(
+    ("greeting", "why"),
+    [
+        (b"\1omniflow" + bytes([PROTOCOL_VERSION + 1]) + b"unix:///x/y", f"version {PROTOCOL_VERSION + 1} of the peer"),
+        (b"\1omniflow" + bytes([PROTOCOL_VERSION]) + b"tcp://127.0.0.1:1", "unix:///absolute"),
+        (WHOLE + b"\x90", "no hello"),
+    ],
+    ids=["version", "scheme", "no hello"],
+)
+async def test_a_connection_that_begins_wrongly_is_refused_with_the_reason(
+    net: Net, greeting: bytes, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    a, inbox = await net.start("a")
+    raw = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with caplog.at_level(logging.WARNING), raw:
+        raw.connect(net.url("a").removeprefix("unix://"))
+        raw.setblocking(False)
+        raw.send(greeting)
+        refusal = await asyncio.get_running_loop().sock_recv(raw, 4096)
+        await ended(raw)
+    assert why in refusal.decode()
+    assert why in caplog.text
+    await settle(a, inbox)
+    assert inbox.losses() == []
 
 
 async def test_a_peer_that_ends_in_the_middle_of_a_batch_is_said_lost(net: Net) -> None:
