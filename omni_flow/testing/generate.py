@@ -55,6 +55,13 @@ class Shape:
 
 
 DEFAULT_SHAPE = Shape()
+SHAPES = (
+    DEFAULT_SHAPE,
+    Shape(window=0.35, ordered=0.4, stream=0.7, optional=0.15),
+    Shape(interfaces=(2, 5), head=0.5, second_group=0.5, depth=4),
+    Shape(interfaces=(4, 12), closing=0.2, shared_role=0.5, sink=0.05),
+)
+"""Shapes that go well together: the mixed one, windows and order, loops in loops, wide graphs of few roles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +91,9 @@ def random_inputs(rng: Random, spec: GraphSpec) -> dict[str, Any]:
         if rng.random() < 0.1 and not placeholder.required:
             inputs[placeholder.name] = None
         elif placeholder.stream:
-            inputs[placeholder.name] = [value_of(rng) for _ in range(rng.randint(0, 5))]
+            inputs[placeholder.name] = [value_of(rng, placeholder.type) for _ in range(rng.randint(0, 5))]
         else:
-            inputs[placeholder.name] = value_of(rng)
+            inputs[placeholder.name] = value_of(rng, placeholder.type)
     return inputs
 
 

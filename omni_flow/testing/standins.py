@@ -14,7 +14,9 @@ from typing import Any
 import xxhash
 
 from omni_flow.control.spec import GraphSpec, OutputSpec
+from omni_flow.control.types import Type
 from omni_flow.testing.facts import Activation, Given
+from omni_flow.testing.typed import value_for
 
 MOST_FRAMES = (8, 4, 3)
 """Frames of a stream at most, by the number of sources around its interface (the last number holds beyond)."""
@@ -55,9 +57,9 @@ class Standins:
         for output in self._outputs[activation.interface]:
             if output.stream:
                 most = MOST_FRAMES[min(len(activation.path), len(MOST_FRAMES) - 1)]
-                gives += [(output.name, value_of(draw)) for _ in range(draw.randint(0, most))]
+                gives += [(output.name, value_of(draw, output.type)) for _ in range(draw.randint(0, most))]
             elif draw.random() >= self._absent:
-                gives.append((output.name, value_of(draw)))
+                gives.append((output.name, value_of(draw, output.type)))
         draw.shuffle(gives)
         if draw.random() < self._failed:
             return Given(gives[: draw.randint(0, len(gives))], raises=True)
@@ -79,8 +81,13 @@ class Functions:
         return given if isinstance(given, Given) else Given(given)
 
 
-def value_of(draw: Random) -> Any:
-    """A value: often a small number (it may serve as the `n` of a count), rarely a string (which may not)."""
+def value_of(draw: Random, type_: Any = None) -> Any:
+    """A value of `type_`, where one is declared and can be made.
+
+    Else often a small number (it may serve as the `n` of a count), rarely a string (which may not).
+    """
+    if isinstance(type_, Type) and (value := value_for(type_, draw)) is not None:
+        return value
     kind = draw.random()
     if kind < 0.6:
         return draw.randrange(1000)
