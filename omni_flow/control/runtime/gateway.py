@@ -12,7 +12,7 @@ import os
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +75,7 @@ class Gateway:
         self._open_numbers: dict[int, None] = {}
         self._balancers: list[Balancer] = [make_balancer(r.spec.balance) for r in node.plan.roles]
         self._lists: list[list[str]] | None = None
+        self.on_finished: Callable[[Head], None] = lambda head: None
         spec = node.plan.spec
         self._types = {p.name: p.type if isinstance(p.type, Type) else None for p in spec.placeholders}
         self._streamed = {p.name for p in spec.placeholders if p.stream}
@@ -228,6 +229,7 @@ class Gateway:
         }:
             if address is not None:
                 self.node.post(address, envelope)
+        self.on_finished(head)
 
     async def close(self) -> None:
         """Cancel what is live and tell everyone."""

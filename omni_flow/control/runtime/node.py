@@ -16,7 +16,7 @@ from omni_flow.control.plan import Plan
 from omni_flow.control.runtime.party import SHARE_BITS, TO_GATEWAY, Outbox
 from omni_flow.control.runtime.roster import Members
 from omni_flow.control.runtime.values import Values
-from omni_flow.control.runtime.wire import CLOSE, GATEWAY_ROLE, Census, Envelope, Inspect, Roster, Suspect
+from omni_flow.control.runtime.wire import CLOSE, GATEWAY_ROLE, Census, Envelope, Inspect, Roster, Seen, Suspect
 from omni_flow.control.transport.base import Transport
 from omni_flow.control.transport.errors import MessageTooLarge
 
@@ -112,6 +112,8 @@ class Node:
                 self._dispatch(item)
             elif type(item) is Roster:
                 self.apply(item)
+                if self.registry is not None:
+                    self.post(self.registry, Seen(self.address, item.version))
             elif type(item) is Inspect:
                 self.post(item.reply_to, Census(self.address, item.token, self.census()))
             elif type(item) is Census:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from omni_flow.control.plan import Interface, RolePlan
@@ -107,12 +107,21 @@ class Replica:
         book.advance(envelope.oldest)
         if book.is_closed(info.number) or info.gateway in self.node.roster.gateways_gone:
             return None
-        if self.id not in info.replicas[self.role.id] and self.id not in self.node.roster.successors.values():
+        if not self._is_for_me(info.replicas[self.role.id]):
             self.log.warning("%s refuses a message of request %s/%d, which is for %s",
                              self.id, info.gateway, info.number, info.replicas[self.role.id])  # fmt: skip
             return None
         party = self.parties[envelope.head] = Party(self, envelope.head, info, book)
         return party
+
+    def _is_for_me(self, replicas: Sequence[str]) -> bool:
+        """Whether a request whose replicas of this role are `replicas` may come here: pinned, or an earlier incarnation
+        of this place was. The sender knows the roster; this node may not have heard of itself as a successor yet.
+        """
+        if self.id in replicas:
+            return True
+        place = self.id.rpartition("@")[0] + "@"
+        return any(replica.startswith(place) for replica in replicas)
 
     def _close_request(self, party: Party | None, envelope: Envelope) -> None:
         info: Head = party.info if party is not None else decode_head(envelope.head)

@@ -122,7 +122,14 @@ class Census(msgspec.Struct, array_like=True, tag=8):
     held: dict[str, int]
 
 
-Packet = Envelope | Register | Roster | Suspect | Retire | Subscribe | Retired | Inspect | Census
+class Seen(msgspec.Struct, array_like=True, tag=9):
+    """A node tells the registry that it knows the roster of `version`."""
+
+    address: str
+    version: int
+
+
+Packet = Envelope | Register | Roster | Suspect | Retire | Subscribe | Retired | Inspect | Census | Seen
 
 _encode_head = msgspec.msgpack.Encoder().encode
 _decode_head = msgspec.msgpack.Decoder(Head).decode

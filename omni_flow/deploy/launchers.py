@@ -1,0 +1,248 @@
+"""The local launchers: a whole deployment on this machine, without any service.
+
+`LocalLauncher`: every replica is a process; the gateway and the registry live in the caller's. `LoopLauncher`: all of
+it runs on the caller's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import Literal, Protocol
+
+from omni_flow.control.codec import Codec
+from omni_flow.control.compiled import CompiledGraph
+from omni_flow.control.graph import Graph
+from omni_flow.control.runtime.gateway import Gateway, Limits
+from omni_flow.control.runtime.inprocess import InProcess
+from omni_flow.control.runtime.node import Node
+from omni_flow.control.runtime.values import Values
+from omni_flow.control.runtime.wire import BatchCodec, Head
+from omni_flow.control.transport import make_transport
+from omni_flow.deploy.blame import blame
+from omni_flow.deploy.errors import LaunchError, UnknownRole
+from omni_flow.deploy.link import NurseryLink
+from omni_flow.deploy.messages import Setup
+from omni_flow.deploy.places import UP, PlaceStatus, RoleStatus
+from omni_flow.deploy.rundir import RunDir
+from omni_flow.deploy.supervisor import Supervisor
+
+Transports = Literal["unix", "ipc", "tcp", "inproc"]
+Starts = Literal["auto", "fork", "spawn"]
+
+log = logging.getLogger("omni_flow.deploy")
+
+CLOSE_GRACE_S = 3.0
+"""What workers get to end by themselves when a deployment closes."""
+
+
+class Launcher(Protocol):
+    """What both kinds of deployment offer, on their loop."""
+
+    gateway: Gateway
+
+    async def start(self) -> None:
+        """Bring every role up. Raises LaunchError; nothing is left then."""
+
+    def status(self) -> dict[str, RoleStatus]:
+        """Every role with its places."""
+
+    async def scale(self, role: str, count: int, drain_s: float) -> None:
+        """Have `count` replicas of a role."""
+
+    async def census(self) -> dict[str, dict[str, int]]:
+        """What every live replica holds, by id."""
+
+    async def close(self, drain_s: float) -> None:
+        """Wait `drain_s` at most for live requests, cancel the others, end everything."""
+
+
+def counts_of(graph: CompiledGraph, replicas: Mapping[str, int] | None) -> dict[str, int]:
+    """How many replicas each role gets: as asked, else as declared. Raises UnknownRole, ValueError."""
+    counts = {name: role.replicas for name, role in graph.roles.items()}
+    for role, count in (replicas or {}).items():
+        if role not in counts:
+            raise UnknownRole(role, list(counts))
+        if count < 1:
+            raise ValueError(f"role {role!r} needs at least one replica, not {count}")
+        counts[role] = count
+    return counts
+
+
+def _target_for(start: Starts, target: str | None) -> str | None:
+    """What a fresh interpreter is to import; None: fork. Raises LaunchError."""
+    if start == "spawn" and target is None:
+        raise LaunchError({"": "start='spawn' needs a target that a fresh process can import: target='file.py:graph'"})
+    return None if start == "fork" else target
+
+
+async def drained(gateway: Gateway, drain_s: float) -> None:
+    """Wait until no request is live, for `drain_s` at most."""
+    if not gateway.live or drain_s <= 0:
+        return
+    empty: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    before = gateway.on_finished
+
+    def finished(head: Head) -> None:
+        before(head)
+        if not gateway.live and not empty.done():
+            empty.set_result(None)
+
+    gateway.on_finished = finished
+    try:
+        await asyncio.wait_for(empty, drain_s)
+    except TimeoutError:
+        log.warning("%d requests are cancelled, for they did not end within %g s", len(gateway.live), drain_s)
+    finally:
+        gateway.on_finished = before
+
+
+class LocalLauncher:
+    """Replicas as processes of this machine. Made by any thread, best the main one; started on a loop."""
+
+    def __init__(
+        self,
+        graph: Graph | CompiledGraph,
+        *,
+        transport: Transports = "unix",
+        replicas: Mapping[str, int] | None = None,
+        credit: int | None = None,
+        limits: Limits | None = None,
+        run_dir: str | None = None,
+        start: Starts = "auto",
+        target: str | None = None,
+        on_event: Callable[[str], None] | None = None,
+        grace_s: float = 5.0,
+        stall_s: float = 30.0,
+        log_level: str = "INFO",
+        debug: bool = False,
+    ) -> None:
+        """Start the nursery, but no replica yet. See `launch` for the options. Raises LaunchError, UnknownRole."""
+        compiled = graph.compile() if isinstance(graph, Graph) else graph
+        self._plan = compiled.plan
+        self._counts = counts_of(compiled, replicas)
+        self._credit, self._limits = credit, limits
+        self._grace_s, self._stall_s, self._log_level = grace_s, stall_s, log_level
+        self._transport = transport
+        self._target = _target_for(start, target)
+        self._numbers = itertools.count()
+        self._run_dir = RunDir(run_dir)
+        notify = on_event or (lambda line: log.info("%s", line))
+        self._supervisor = Supervisor(self._plan, self._make_link, self._new_address, notify, debug=debug)
+        try:
+            self._first_link = self._make_link()
+        except BaseException:
+            self._run_dir.remove()
+            raise
+        self.gateway: Gateway
+
+    def _make_link(self) -> NurseryLink:
+        return NurseryLink(self._plan, self._run_dir.lock, self._target)
+
+    def _new_address(self) -> str:
+        if self._transport == "tcp":
+            return "tcp://127.0.0.1:0"
+        return f"{self._transport}://{self._run_dir.path}/{next(self._numbers)}.sock"
+
+    async def start(self) -> None:
+        """Bring every role up, on the running loop. Raises LaunchError; nothing is left then."""
+        membership = self._supervisor.membership
+        self.node = Node(
+            self._plan,
+            make_transport(self._new_address(), BatchCodec()),
+            Values(Codec()),
+            credit=self._credit,
+            on_control=membership.on_control,
+        )
+        try:
+            await self.node.start()
+            membership.start(self.node)
+            self.gateway = Gateway(self.node, limits=self._limits)
+            setup = Setup(
+                registry=self.node.address,
+                run_dir=self._run_dir.path,
+                credit=self._credit,
+                grace_s=self._grace_s,
+                stall_s=self._stall_s,
+                log_level=self._log_level,
+            )
+            self._supervisor.attach(self._first_link, setup, self.gateway)
+            await self._supervisor.launch(self._counts)
+        except BaseException:
+            await self._end()
+            raise
+
+    def status(self) -> dict[str, RoleStatus]:
+        """Every role with its places."""
+        return self._supervisor.status()
+
+    async def scale(self, role: str, count: int, drain_s: float = 30.0) -> None:
+        """Have `count` replicas of a role; those that leave finish their requests, for `drain_s` at most.
+
+        Raises: UnknownRole, LaunchError, ValueError.
+        """
+        await self._supervisor.scale(role, count, drain_s)
+
+    async def census(self) -> dict[str, dict[str, int]]:
+        """What every live replica holds, by id."""
+        return await self.node.inspect()
+
+    async def close(self, drain_s: float = 0.0) -> None:
+        """Wait `drain_s` at most for live requests, cancel the others, end every process."""
+        await drained(self.gateway, drain_s)
+        await self.gateway.close()
+        await self._end()
+
+    async def _end(self) -> None:
+        await self._supervisor.close(CLOSE_GRACE_S)
+        await self.node.close()
+        self._run_dir.remove()
+
+
+class LoopLauncher:
+    """Replicas on the caller's loop: the same face as `LocalLauncher`, in one process."""
+
+    def __init__(
+        self,
+        graph: Graph | CompiledGraph,
+        *,
+        replicas: Mapping[str, int] | None = None,
+        credit: int | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        compiled = graph.compile() if isinstance(graph, Graph) else graph
+        self._app = InProcess(compiled, replicas=counts_of(compiled, replicas), credit=credit, limits=limits)
+        self._roles = list(compiled.roles)
+        self.gateway = self._app.gateway
+
+    async def start(self) -> None:
+        """Load every role. Raises LaunchError."""
+        try:
+            await self._app.start()
+        except Exception as error:
+            loaded = [replica.role.spec.name for replica in self._app.replicas]
+            raise LaunchError({loaded[-1] if loaded else "": str(blame(error))}) from error
+
+    def status(self) -> dict[str, RoleStatus]:
+        """Every role with its places, all up."""
+        found: dict[str, RoleStatus] = {role: RoleStatus(role, UP, []) for role in self._roles}
+        for replica in self._app.replicas:
+            place = replica.id.rpartition("@")[0]
+            found[replica.role.spec.name].replicas.append(PlaceStatus(place, UP, os.getpid(), 0, 0, 0.0, ""))
+        return found
+
+    async def scale(self, role: str, count: int, drain_s: float) -> None:
+        """Raises LaunchError: replicas of one process stay as many as they are."""
+        raise LaunchError({role: "a deployment in one process cannot be scaled; launch it with processes=True"})
+
+    async def census(self) -> dict[str, dict[str, int]]:
+        """What every replica holds, by id."""
+        return {replica.id: replica.census() for replica in self._app.replicas}
+
+    async def close(self, drain_s: float) -> None:
+        """Wait `drain_s` at most for live requests, cancel the others, close the roles."""
+        await drained(self.gateway, drain_s)
+        await self._app.close()
