@@ -397,7 +397,8 @@ class ZmqTransport(Transport):
             return
         self._state = "is closed"
         for peer in list(self._peers.values()):
-            self._close_push(peer, int(deadline_s * 1000))
+            own = peer.address == self.address  # who no longer reads
+            self._close_push(peer, 0 if own else int(deadline_s * 1000))
         self._peers.clear()
         self._loop.remove_reader(self._pull.FD)
         self._listening.close()
