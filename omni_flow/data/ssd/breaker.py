@@ -2,6 +2,10 @@
 
 import errno
 from enum import Enum
+from typing import Literal
+
+What = Literal["read", "write"]
+"""Counted apart: a disk that takes writes may still fail every read."""
 
 
 class Health(Enum):
@@ -16,7 +20,7 @@ class Breaker:
     """Opens on a stall, on a full disk, or on several errors in a row; then asks for a probe now and again.
 
     Args:
-        errors_to_open: failed I/Os in a row that open it.
+        errors_to_open: failed reads in a row, or failed writes in a row, that open it.
         first_wait_s: seconds from opening to the first probe; each failed probe doubles it, up to
             `max_wait_s`.
     """
@@ -26,7 +30,7 @@ class Breaker:
         self._first_wait = first_wait_s
         self._max_wait = max_wait_s
         self._wait = first_wait_s
-        self._errors = 0
+        self._errors = {"read": 0, "write": 0}
         self._probe_at = 0.0
         self.health = Health.CLOSED
         self.reason = ""
@@ -37,15 +41,15 @@ class Breaker:
         """Whether the tier may be used."""
         return self.health is Health.CLOSED
 
-    def succeeded(self) -> None:
+    def succeeded(self, what: What) -> None:
         """Notes an I/O that went well."""
-        self._errors = 0
+        self._errors[what] = 0
 
-    def failed(self, error: OSError, now: float) -> None:
+    def failed(self, what: What, error: OSError, now: float) -> None:
         """Notes an I/O that raised."""
-        self._errors += 1
+        self._errors[what] += 1
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-        if self.closed and (full or self._errors >= self._errors_to_open):
+        if self.closed and (full or self._errors[what] >= self._errors_to_open):
             self._open(f"{errno.errorcode.get(error.errno or 0, 'error')}: {error.strerror or error}", now)
 
     def stalled(self, what: str, now: float) -> None:
@@ -70,7 +74,7 @@ class Breaker:
         """The probe ended: the tier is on again, or the next probe comes after twice the time."""
         if error is None:
             self.health, self.reason = Health.CLOSED, ""
-            self._errors, self._wait = 0, self._first_wait
+            self._errors, self._wait = {"read": 0, "write": 0}, self._first_wait
             return
         self._wait = min(self._wait * 2, self._max_wait)
         self.health, self.reason = Health.OPEN, f"probe failed: {error}"

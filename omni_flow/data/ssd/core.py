@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from omni_flow.data.ssd.breaker import Breaker
+from omni_flow.data.ssd.breaker import Breaker, What
 from omni_flow.data.ssd.config import Counters, Places, SsdConfig
 from omni_flow.data.ssd.directory import SegmentDirectory
 from omni_flow.data.ssd.errors import BadSsdConfig
@@ -61,11 +61,11 @@ class Core:
         self.table.drop(rows)
         return places
 
-    def io_failed(self, error: OSError) -> None:
+    def io_failed(self, what: What, error: OSError) -> None:
         """Notes a failed I/O."""
         with self.lock:
             self.counters.io_errors += 1
-            self.breaker.failed(error, self.clock())
+            self.breaker.failed(what, error, self.clock())
             self.lock.notify_all()
 
     def io_stalled(self, what: str) -> None:

@@ -56,7 +56,7 @@ class Keeper:
             try:
                 step()
             except OSError as error:
-                core.io_failed(error)
+                core.io_failed("write", error)
 
     def _next_step(self) -> Callable[[], None] | None:
         core = self._core

@@ -49,7 +49,7 @@ def _read(core: Core, file: SegmentFile) -> Found | None:
     try:
         return read_segment(core.directory, core.io, file)
     except OSError as error:
-        core.io_failed(error)
+        core.io_failed("read", error)
         core.io.unlink(file.path)
         return None
 
@@ -81,7 +81,7 @@ def _seal(core: Core, item: Found) -> bool:
         path = core.directory.name(item.file.ident, sealed=True)
         core.io.rename(item.file.path, path)
     except OSError as error:
-        core.io_failed(error)
+        core.io_failed("write", error)
         return False
     item.file = SegmentFile(item.file.ident, path, True)
     item.blocks = os.fstat(item.fd).st_size // BLOCK

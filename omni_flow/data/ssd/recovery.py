@@ -136,7 +136,7 @@ def newest(found: list[Found]) -> list[Entries]:
     if not found:
         return []
     sizes = [len(item.entries) for item in found]
-    keys = np.concatenate([item.entries["key"] for item in found]).view(np.uint64).reshape(-1, 4)
+    keys = np.ascontiguousarray(np.concatenate([item.entries["key"] for item in found])).view(np.uint64)
     block = np.concatenate([item.entries["block"] for item in found])
     segment = np.repeat(np.arange(len(found)), sizes)
     keep = np.ones(len(keys), np.bool_)

@@ -140,7 +140,7 @@ class SsdTier:
         for job_number, (extent, items) in enumerate(extents):
             outcome = batch.outcomes.get(job_number)
             if isinstance(outcome, OSError):
-                core.io_failed(outcome)
+                core.io_failed("write", outcome)
             if isinstance(outcome, list):
                 self._publish(extent, number, keys[items], [len(views[i]) for i in items], outcome)
             else:
@@ -191,7 +191,7 @@ class SsdTier:
         entries["block"] = extent.block + np.cumsum(sizes) - sizes
         written = int(sizes.sum()) * BLOCK
         with core.lock:
-            core.breaker.succeeded()
+            core.breaker.succeeded("write")
             # Another put of the same keys may have come first.
             entries = entries[core.table.find(keys) < 0][: core.table.room]
             core.table.add(entries, extent.segment.slot, np.full(len(entries), number, np.uint16))
@@ -259,7 +259,7 @@ class SsdTier:
         for number, (part, items) in enumerate(jobs):
             outcome = batch.outcomes.get(number)
             if isinstance(outcome, OSError):
-                core.io_failed(outcome)
+                core.io_failed("read", outcome)
                 if outcome.errno == errno.EIO:
                     self._drop_bad(keys[items], part, list(range(len(items))), checksum=False)
                 continue
@@ -275,8 +275,8 @@ class SsdTier:
             core.table.hit(np.unique(rows[hit]))
             core.counters.hits += int(np.count_nonzero(hit))
             core.counters.misses += int(np.count_nonzero(~hit))
-            if hit.any():
-                core.breaker.succeeded()
+            if (result > 0).any():
+                core.breaker.succeeded("read")
         return GetResult(result, busy, batch.settled)
 
     def _read(self, segment: Segment) -> None:

@@ -12,20 +12,28 @@ EIO = OSError(errno.EIO, "I/O error")
 def test_errors_in_a_row_open_it_and_a_success_starts_the_count_again() -> None:
     breaker = Breaker(errors_to_open=3)
     for _ in range(2):
-        breaker.failed(EIO, 0)
-    breaker.succeeded()
+        breaker.failed("read", EIO, 0)
+    breaker.succeeded("read")
     for _ in range(2):
-        breaker.failed(EIO, 0)
+        breaker.failed("read", EIO, 0)
     assert breaker.closed
-    breaker.failed(EIO, 0)
+    breaker.failed("read", EIO, 0)
     assert breaker.health is Health.OPEN
     assert "EIO" in breaker.reason
+
+
+def test_good_writes_do_not_excuse_failing_reads() -> None:
+    breaker = Breaker(errors_to_open=2)
+    for _ in range(2):
+        breaker.failed("read", EIO, 0)
+        breaker.succeeded("write")
+    assert not breaker.closed
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
 def test_a_full_or_read_only_disk_opens_it_at_once(number: int) -> None:
     breaker = Breaker()
-    breaker.failed(OSError(number, "full"), 0)
+    breaker.failed("write", OSError(number, "full"), 0)
     assert not breaker.closed
 
 
@@ -60,8 +68,8 @@ def test_a_good_probe_closes_it_and_forgets_the_past() -> None:
     breaker.probed(None, 3)
     assert breaker.closed
     assert breaker.until_probe(3) is None
-    breaker.failed(EIO, 4)
+    breaker.failed("read", EIO, 4)
     assert breaker.closed
-    breaker.failed(EIO, 4)
+    breaker.failed("read", EIO, 4)
     assert breaker.until_probe(4) == 1
     assert breaker.opened == 2

@@ -53,7 +53,7 @@ def test_a_writer_killed_at_every_record_boundary_and_within_every_record_loses_
 
 def test_a_writer_killed_before_any_file_operation_leaves_a_directory_that_opens(tmp_path: Path) -> None:
     """The operations include making, sealing, renaming and reusing segments: the writer turns its cap over."""
-    points = list(range(0, 160, 3))
+    points = list(range(0, 160, 5))
     crash(tmp_path, [f"{point}:ops:{point}" for point in points])
     for point in points:
         there, acked = recover(tmp_path / str(point))
