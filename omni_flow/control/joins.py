@@ -90,8 +90,8 @@ class Windows:
     (count, torn) once no window can follow. Numbers of the stream that no later window needs are put into `released`.
     """
 
-    __slots__ = ("_base", "_decode", "_numbers", "_over", "_seen", "_slot", "_start", "_values", "born", "frames",
-                 "released", "result")  # fmt: skip
+    __slots__ = ("_base", "_cells", "_decode", "_numbers", "_over", "_seen", "_slot", "_start", "_values", "born",
+                 "frames", "released", "result")  # fmt: skip
 
     def __init__(self, slot: Slot, decode: Callable[[Any], Any]) -> None:
         self.frames = InOrder(1)
@@ -100,7 +100,8 @@ class Windows:
         self.released: list[int] = []
         self._slot = slot
         self._decode = decode
-        self._values: list[Any] = []
+        self._cells: list[Any] = []
+        self._values: list[Any] = []  # what a policy looks at; what runs gets the cells and decodes them by its types
         self._numbers: list[int] = []
         self._base = 0
         self._start = 0
@@ -121,7 +122,7 @@ class Windows:
             stop = self._stop()
             if stop is not None:
                 low = max(self._start - self._slot.left, 0) - self._base
-                window = self._values[low : stop - self._base]
+                window = self._cells[low : stop - self._base]
                 self.born += 1
                 self._start = stop if self._slot.policy is not None else self.born * self._slot.stride
                 self._drop(self._start - self._slot.left)
@@ -129,7 +130,7 @@ class Windows:
             if self._over is None:
                 return None
             self.result = (self.born, self._over)
-            self._drop(self._base + len(self._values))
+            self._drop(self._base + len(self._cells))
             self.released += self.frames.drain()
         return None
 
@@ -149,13 +150,15 @@ class Windows:
             elif cell is ABSENT:
                 self.released.append(passed[-1].number)
             else:
-                self._values.append(cell if self._slot.policy is None else self._decode(cell))
+                if self._slot.policy is not None:
+                    self._values.append(self._decode(cell))
+                self._cells.append(cell)
                 self._numbers.append(passed[-1].number)
                 self._drop(self._start - self._slot.left)
 
     def _stop(self) -> int | None:
         """Where the next window stops (index among the present frames), or None if it doesn't exist (yet)."""
-        total = self._base + len(self._values)
+        total = self._base + len(self._cells)
         if self._slot.policy is not None:
             return self._cut(total)
         full = self._start + self._slot.size
@@ -195,19 +198,19 @@ class Windows:
 
     def _drop(self, before: int) -> None:
         """Forget frames whose index is below `before`."""
-        gone = min(max(before - self._base, 0), len(self._values))
+        gone = min(max(before - self._base, 0), len(self._cells))
         if gone:
             self.released += self._numbers[:gone]
-            del self._values[:gone], self._numbers[:gone]
+            del self._cells[:gone], self._values[:gone], self._numbers[:gone]
             self._base += gone
 
     def tear(self) -> None:
         """The policy broke: no window follows, and the windows end torn."""
         self.result = (self.born, True)
-        self._drop(self._base + len(self._values))
+        self._drop(self._base + len(self._cells))
         self.released += self.frames.drain()
 
     @property
     def held(self) -> int:
         """Frames held, for census and tests."""
-        return len(self._values) + self.frames.held
+        return len(self._cells) + self.frames.held
