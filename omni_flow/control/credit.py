@@ -17,14 +17,15 @@ UNBOUNDED: Final = 1 << 60
 class Account:
     """The open numbers of one source under one parent.
 
-    `limit` is W in numbers, `byte_limit` W in bytes (one number may always be open, however large), `expected` how many
-    distinct acknowledgements close a number; 0 means that nobody is waited for.
+    `limit` is W in numbers, `byte_limit` W in bytes; `floor` numbers may always be open, however large, for a window
+    must be able to fill. `expected` is how many distinct acknowledgements close a number; 0: nobody is waited for.
     """
 
-    __slots__ = ("_byte_limit", "_early", "_expected", "_limit", "_open", "_sizes", "created", "open_bytes")
+    __slots__ = ("_byte_limit", "_early", "_expected", "_floor", "_limit", "_open", "_sizes", "created", "open_bytes")
 
-    def __init__(self, limit: int, expected: int, byte_limit: int = UNBOUNDED) -> None:
+    def __init__(self, limit: int, expected: int, byte_limit: int = UNBOUNDED, floor: int = 1) -> None:
         self._limit = limit
+        self._floor = floor
         self._byte_limit = byte_limit
         self._expected = expected
         self._open: dict[int, set[Reader] | None] = {}
@@ -41,7 +42,7 @@ class Account:
     def may_create(self) -> bool:
         """Whether the next number may be created now."""
         held = len(self._open)
-        return held == 0 or (held < self._limit and self.open_bytes < self._byte_limit)
+        return held < self._floor or (held < self._limit and self.open_bytes < self._byte_limit)
 
     def create(self, size: int = 0) -> int:
         """Create the next number, with `size` bytes of payload; returns it."""

@@ -611,7 +611,7 @@ def account_for(plan: Plan, source_id: int, shares: Sequence[int], credit: int, 
     """A fresh account of a source: W raised so that windows can fill, acks expected from each reader waited for."""
     source = plan.sources[source_id]
     expected = sum(shares[r.role] if r.everyone else 1 for r in source.readers)
-    return Account(max(credit, source.at_least), expected, credit_bytes)
+    return Account(max(credit, source.at_least), expected, credit_bytes, source.at_least)
 
 
 def _nodes_at(node: Node, depth: int) -> Iterator[Node]:
