@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Literal
 
+from omni_flow.control.credit import UNBOUNDED
+
 Order = Literal["exponential", "heavy", "channels", "lifo", "fifo"]
 ORDERS: tuple[Order, ...] = ("exponential", "heavy", "channels", "lifo", "fifo")
 
@@ -50,12 +52,16 @@ class Faults:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """One schedule. `drain`: the request is left to run out before `close` is delivered."""
+    """One schedule. `drain`: the request is left to run out before `close` is delivered.
+
+    `credit` is W in numbers, `credit_bytes` W in bytes; the simulator says that a frame has 0 to 9 bytes.
+    """
 
     seed: int
     shares: Mapping[str, int]
     credit: int
     order: Order
+    credit_bytes: int = UNBOUNDED
     duplicates: float = 0.0
     slow: str | None = None
     deaths: Sequence[Death] = ()
@@ -101,6 +107,7 @@ def random_schedule(seed: int, roles: Mapping[str, int], steps: int, faults: Fau
         shares=shares,
         credit=faults.credit or rng.randint(1, 3),
         order=rng.choice(ORDERS),
+        credit_bytes=rng.choice((1, 5, 20, UNBOUNDED, UNBOUNDED)),
         duplicates=rng.choice((0.0, 0.1, 0.3, 0.5)) if faults.duplicates else 0.0,
         slow=rng.choice(list(roles)) if roles and rng.random() < 0.2 else None,
         deaths=deaths,

@@ -97,7 +97,14 @@ class Seat(Party):
         self.key = key
         self.closed = False
         self.share = Share(
-            world.plan, world.plan.roles[key[0]], key[1], world.shares, world.params, self, world.schedule.credit
+            world.plan,
+            world.plan.roles[key[0]],
+            key[1],
+            world.shares,
+            world.params,
+            self,
+            world.schedule.credit,
+            world.schedule.credit_bytes,
         )
 
     def to_gateway(self, message: Message) -> None:
@@ -125,7 +132,9 @@ class Desk(Party):
 
     def __init__(self, world: World, inputs: Mapping[str, Any]) -> None:
         super().__init__(world)
-        self.request = Request(world.plan, world.shares, world.params, self, world.schedule.credit)
+        self.request = Request(
+            world.plan, world.shares, world.params, self, world.schedule.credit, world.schedule.credit_bytes
+        )
         streamed = [p.name for p in world.plan.spec.placeholders if p.stream]
         self.frames = {name: list(inputs.get(name) or ()) for name in streamed if name in world.plan.source_ids}
 
@@ -152,7 +161,7 @@ class Desk(Party):
         if not left:
             self.request.end(placeholder)
         elif self.request.may_push(placeholder):
-            self.request.push(placeholder, left.pop(0))
+            self.request.push(placeholder, left.pop(0), self.world.rng.randrange(10))
             self.world.later(CLIENT, ("client", placeholder), placeholder)
 
 
@@ -367,7 +376,7 @@ class World:
                 course.parked = True
                 return
             try:
-                share.give(activation, index, value)
+                share.give(activation, index, value, self.rng.randrange(10))
             except RoleError as error:
                 share.fail(activation, str(error))
                 return
