@@ -1,0 +1,186 @@
+"""The seam between roles and the kernel that runs a language model: what a role asks, what it gets, how it cancels.
+
+A request is a list of spans: token ids, or embeddings with the digest of the media they were made from. Results are
+events in an asynchronous stream. A second kernel implements `Engine` and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from omni_flow.compute.errors import BadRequest
+from omni_flow.compute.sampling import Sampling
+from omni_flow.data.identity import MediaDigest, MediaSpan
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """A span of token ids."""
+
+    ids: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """A span whose rows enter the model as they are.
+
+    Args:
+        rows: float32 (length, hidden size), the output of an encoder.
+        digest: of the media and of the encoder (`omni_flow.data.identity.media_digest`); equal digests mean equal rows.
+        placeholder: the token id that stands at these positions.
+    """
+
+    rows: Floats
+    digest: MediaDigest
+    placeholder: int
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+Span = Tokens | Embeddings
+
+
+class Layout(NamedTuple):
+    """Spans laid out as one sequence.
+
+    Args:
+        ids: a token id per position, placeholders where embeddings stand.
+        media: the embedding spans by position.
+        embeddings: their rows, in the order of `media`.
+    """
+
+    ids: list[int]
+    media: tuple[MediaSpan, ...]
+    embeddings: tuple[Floats, ...]
+
+
+def lay_out(spans: Sequence[Span]) -> Layout:
+    """
+    Raises:
+        BadRequest: no tokens at all, or embeddings that are not float32 of two dimensions.
+    """
+    ids: list[int] = []
+    media: list[MediaSpan] = []
+    embeddings: list[Floats] = []
+    for span in spans:
+        if isinstance(span, Tokens):
+            ids.extend(span.ids)
+            continue
+        if span.rows.dtype != np.float32 or span.rows.ndim != 2 or not len(span.rows):
+            raise BadRequest(
+                f"embeddings are {span.rows.dtype} of shape {span.rows.shape}", "give float32 (length > 0, hidden size)"
+            )
+        media.append(MediaSpan(len(ids), len(span), span.digest))
+        embeddings.append(span.rows)
+        ids.extend([span.placeholder] * len(span))
+    if not ids:
+        raise BadRequest("a request without tokens", "give at least one")
+    return Layout(ids, tuple(media), tuple(embeddings))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One generation.
+
+    Args:
+        spans: the prompt.
+        sampling: how tokens are chosen and when it ends.
+        tenant: separates the caches of tenants; set by the server, never by a client.
+        logits, hidden: stream the logits, the hidden states, of each generated position with its token.
+        prompt_logprobs: report the log-probability of each prompt token after the first.
+        priority: larger goes first.
+    """
+
+    spans: Sequence[Span]
+    sampling: Sampling = field(default_factory=Sampling)
+    tenant: bytes = b""
+    logits: bool = False
+    hidden: bool = False
+    prompt_logprobs: bool = False
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One generated token.
+
+    Args:
+        token: its id.
+        logprob: of the token under the unchanged logits, if asked for.
+        top: the most likely tokens with their log-probabilities, if asked for.
+        logits: float32 (vocabulary,), if asked for.
+        hidden: float32 (hidden size,) of the position that chose the token, if asked for.
+    """
+
+    token: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+    logits: Floats | None = None
+    hidden: Floats | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EndEvent:
+    """The last event.
+
+    Args:
+        reason: `length`, `stop` (an end token, a stop token or a stop text) or `cancelled`.
+        prompt_tokens, cached_tokens: tokens of the prompt, and how many of them were not computed again.
+        tokens: generated tokens.
+        prompt_logprobs: per prompt token after the first, if asked for.
+    """
+
+    reason: str
+    prompt_tokens: int
+    cached_tokens: int
+    tokens: int
+    prompt_logprobs: tuple[float, ...] = ()
+
+
+Event = TokenEvent | EndEvent
+
+
+class Engine(Protocol):
+    """A running kernel with one model. All methods belong to the event loop that started it."""
+
+    async def start(self) -> None:
+        """Load the model and be ready.
+
+        Raises:
+            ComputeError: with what is missing or wrong.
+        """
+
+    def generate(self, request: Request) -> AsyncIterator[Event]:
+        """Token events, then one end event. Closing the iterator early cancels: pages and slots go back at once.
+
+        Raises (from the iterator):
+            BadRequest, PromptTooLong: refused at admission.
+            EngineFull: the queue is full.
+            EngineDied: the engine's process ended; nothing of this request is kept.
+        """
+
+    async def stats(self) -> Mapping[str, int]:
+        """Counts of this moment: running and waiting requests, pages held, pinned, idle and available, and so on."""
+
+    async def close(self) -> None:
+        """End the kernel; running requests end with `EngineDied`."""
+
+    async def __aenter__(self) -> Engine: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...

@@ -1,0 +1,83 @@
+"""Sampling parameters of one request. Pure: the arithmetic is in `sampler.py`."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from omni_flow.compute.errors import BadRequest
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the tokens of a request are chosen and when they end.
+
+    Applied in this order to the logits of a step, in float32: grammar, `logit_bias`, penalties, `bad_words` and
+    `min_tokens` (these exclude), `temperature`, `top_k`, `top_p`, `min_p`, draw.
+
+    Args:
+        temperature: divides the logits; 0 takes the most likely token.
+        top_k: keep the k most likely tokens; 0: all.
+        top_p: keep the smallest set of tokens whose probabilities reach p, after `top_k`.
+        min_p: keep tokens at least this fraction as likely as the most likely one, after `top_p`.
+        repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or answer (HF).
+        frequency_penalty, presence_penalty: subtracted per occurrence, and once, for tokens in the answer (OpenAI).
+        logit_bias: token id → added to its logit.
+        bad_words: sequences of token ids of which the last never follows the others.
+        min_tokens: no end before this many tokens.
+        max_tokens: at most this many tokens.
+        stop_token_ids: end after one of these; it is part of the result.
+        stop: end when the text ends with one of these.
+        ignore_eos: the model's end token does not end it.
+        seed: of the draw. Equal seeds give equal tokens whatever else runs in the batch.
+        logprobs: report that many alternatives per token; None: no log-probabilities.
+        json_schema, regex, grammar: constrain the text; at most one (a JSON schema, a regular expression, EBNF).
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    min_tokens: int = 0
+    max_tokens: int = 128
+    stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    seed: int = 0
+    logprobs: int | None = None
+    json_schema: str | None = None
+    regex: str | None = None
+    grammar: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("temperature", 0.0, math.inf),
+            ("top_k", 0, math.inf),
+            ("top_p", 0.0, 1.0),
+            ("min_p", 0.0, 1.0),
+            ("repetition_penalty", 0.0, math.inf),
+            ("frequency_penalty", -2.0, 2.0),
+            ("presence_penalty", -2.0, 2.0),
+            ("min_tokens", 0, self.max_tokens),
+            ("max_tokens", 1, math.inf),
+            ("logprobs", 0, 20) if self.logprobs is not None else ("max_tokens", 1, math.inf),
+        ):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise BadRequest(f"{name} is {value}", f"give {low} to {high}")
+        if self.top_p == 0 or self.repetition_penalty == 0:
+            raise BadRequest("top_p and repetition_penalty are over 0", "give 1 to switch them off")
+        if any(not word for word in self.bad_words):
+            raise BadRequest("an empty bad word", "leave it out")
+        if sum(given is not None for given in (self.json_schema, self.regex, self.grammar)) > 1:
+            raise BadRequest("more than one of json_schema, regex and grammar", "give one")
+
+    @property
+    def penalised(self) -> bool:
+        """Whether the tokens so far change the logits."""
+        return self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0

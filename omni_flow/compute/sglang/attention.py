@@ -1,0 +1,129 @@
+"""Attention on a plain CPU over SGLang's paged KV pool, in PyTorch.
+
+It goes by SGLang's name `torch_native` because SGLang decides by that name where it must not use triton. Against the
+backend of that name it computes the new rows only (SGLang's recomputes the whole prefix), gathers the page table once
+per forward instead of once per layer, and serves fixed-row forwards (`fixed_rows.py`), whose rows see each other.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Rows(NamedTuple):
+    """One request of a forward: its new rows are the last `new` of `slots`.
+
+    Args:
+        slots: where the tokens of the sequence lie in the pool, int64.
+        new: how many new rows.
+        mask: which keys a row sees (rows, len(slots)); None: all.
+    """
+
+    slots: torch.Tensor
+    new: int
+    mask: torch.Tensor | None
+
+
+def row_mask(length: int, count: int, causal: Any, window: int = -1) -> torch.Tensor | None:
+    """The mask of the last `count` of `length` tokens.
+
+    Args:
+        causal: True, or one flag per new row: a row that is not causal sees all new rows of its request.
+        window: how many tokens before itself a causal row sees; negative: all.
+
+    Returns:
+        bool (count, length), or None where every row sees everything.
+    """
+    import torch
+
+    all_causal = causal is True
+    if count == 1 and (window < 0 or window >= length - 1):
+        return None
+    if not all_causal and not any(causal):
+        return None
+    mask = torch.ones(count, length, dtype=torch.bool).tril_(length - count)
+    if window >= 0:
+        mask.triu_(length - count - window)
+    if not all_causal:
+        mask[~torch.as_tensor(causal, dtype=torch.bool), length - count :] = True
+    return mask
+
+
+def make_backend(runner: Any) -> Any:
+    """Factory for SGLang's attention registry."""
+    from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+    from sglang.srt.mem_cache.memory_pool import KVWriteLoc
+    from torch.nn.functional import scaled_dot_product_attention
+
+    from omni_flow.compute.sglang.fixed_rows import causal_flags
+
+    class CpuAttention(TorchNativeAttnBackend):  # type: ignore[misc]
+        """See the module."""
+
+        def init_forward_metadata(self, forward_batch: Any) -> None:
+            super().init_forward_metadata(forward_batch)
+            lengths = forward_batch.seq_lens_cpu.tolist()
+            counts = forward_batch.extend_seq_lens_cpu if forward_batch.forward_mode.is_extend() else [1] * len(lengths)
+            table = self.req_to_token_pool.req_to_token
+            flags = causal_flags(forward_batch)
+            self._rows: list[Rows] = []
+            at = 0
+            for row, length, count in zip(forward_batch.req_pool_indices.tolist(), lengths, counts, strict=True):
+                causal = True if flags is None else flags[at : at + count]
+                self._rows.append(Rows(table[row, :length].long(), count, row_mask(length, count, causal)))
+                at += count
+            self._windows: dict[int, list[Rows]] = {}
+            self._flags = flags
+
+        def _rows_of(self, layer: Any) -> list[Rows]:
+            window = layer.sliding_window_size
+            if window is None or window < 0:
+                return self._rows
+            if window not in self._windows:
+                if self._flags is not None:
+                    raise NotImplementedError("a fixed-row forward in a layer with a sliding window")
+                self._windows[window] = [
+                    row._replace(mask=row_mask(len(row.slots), row.new, True, window)) for row in self._rows
+                ]
+            return self._windows[window]
+
+        def _attend(self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save: bool) -> Any:
+            if save and k is not None:
+                where = KVWriteLoc(forward_batch.out_cache_loc, self.swa_out_cache_loc)
+                self.token_to_kv_pool.set_kv_buffer(layer, where, k, v)
+            keys = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
+            values = self.token_to_kv_pool.get_value_buffer(layer.layer_id)
+            heads, shared = layer.tp_q_head_num, layer.tp_k_head_num
+            q = q.reshape(-1, heads, layer.qk_head_dim)
+            out = q.new_empty(q.shape[0], heads, layer.v_head_dim)
+            at = 0
+            for row in self._rows_of(layer):
+                key = keys.index_select(0, row.slots).transpose(0, 1).to(q.dtype)
+                value = values.index_select(0, row.slots).transpose(0, 1).to(q.dtype)
+                query = q[at : at + row.new].transpose(0, 1)
+                got = scaled_dot_product_attention(
+                    query[None],
+                    key[None],
+                    value[None],
+                    attn_mask=row.mask,
+                    scale=layer.scaling,
+                    enable_gqa=heads != shared,
+                )
+                out[at : at + row.new] = got[0].transpose(0, 1)
+                at += row.new
+            return out.view(-1, heads * layer.v_head_dim)
+
+        def forward_extend(
+            self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True, **_: Any
+        ) -> Any:
+            return self._attend(q, k, v, layer, forward_batch, save_kv_cache)
+
+        def forward_decode(
+            self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True, **_: Any
+        ) -> Any:
+            return self._attend(q, k, v, layer, forward_batch, save_kv_cache)
+
+    return CpuAttention(runner)

@@ -1,0 +1,165 @@
+"""SGLang's prefix cache, replaced: a mirror of what this engine has pinned; the rest of a chain is asked of the source.
+
+A request's pages are `last_node.chain()` (sealed, shared, locked by it) followed by `own_pages(request)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from omni_flow.compute.sglang.allocator import own_pages, to_device
+from omni_flow.compute.sglang.takeover import Takeover, current
+from omni_flow.data.identity import MediaSpan, PageHash, page_hashes
+
+BACKEND = "omni_flow"
+
+
+class Chain:
+    """Page keys of one request, made as its tokens come. Kept on the request as `omni_chain`."""
+
+    __slots__ = ("keys", "media", "root")
+
+    def __init__(self, root: PageHash, media: Sequence[MediaSpan] = ()) -> None:
+        self.root = root
+        self.media = tuple(media)
+        self.keys: list[PageHash] = []
+
+    def upto(self, tokens: Any, count: int, page_size: int) -> list[PageHash]:
+        """Keys of the full pages of the first `count` tokens."""
+        pages = count // page_size
+        done = len(self.keys)
+        if done < pages:
+            start = done * page_size
+            new = np.asarray(tokens[start : pages * page_size], np.int64).astype(np.uint32)
+            media = [MediaSpan(m.start - start, m.length, m.digest) for m in self.media if m.start + m.length > start]
+            self.keys += page_hashes(self.keys[-1] if done else self.root, new, page_size, media)
+        return self.keys[:pages]
+
+
+def chain_of(request: Any) -> Chain:
+    """The chain of a request; one that came without gets the engine's own namespace."""
+    chain: Chain | None = request.__dict__.get("omni_chain")
+    if chain is None:
+        chain = request.__dict__["omni_chain"] = Chain(current().root_of(b""))
+    return chain
+
+
+def make_cache(context: Any) -> Any:
+    """Factory for SGLang's registry of prefix caches."""
+    return _cache_class()(context.params)
+
+
+@cache
+def _cache_class() -> type:
+    import torch
+    from sglang.srt.mem_cache.base_prefix_cache import (
+        BasePrefixCache,
+        DecLockRefResult,
+        EvictResult,
+        IncLockRefResult,
+        MatchResult,
+    )
+
+    class OmniCache(BasePrefixCache):  # type: ignore[misc]
+        """See the module."""
+
+        def __init__(self, params: Any) -> None:
+            self.disable = False
+            self.page_size: int = params.page_size
+            self.req_to_token_pool = params.req_to_token_pool
+            self.token_to_kv_pool_allocator = params.token_to_kv_pool_allocator
+            self.device = torch.device(params.token_to_kv_pool_allocator.device)
+            self.takeover: Takeover = current()
+            self.book = self.takeover.book
+            self.root_node = self.book.root
+            self._in_page = torch.arange(self.page_size, device=self.device)
+
+        def reset(self) -> None:
+            self.book.reset()
+
+        def _slots(self, pages: Sequence[int]) -> Any:
+            if not pages:
+                return torch.empty(0, dtype=torch.int64, device=self.device)
+            column = to_device(np.asarray(pages, np.int64), self.device)[:, None]
+            return (column * self.page_size + self._in_page).reshape(-1)
+
+        def match_prefix(self, params: Any) -> Any:
+            request = params.req
+            if request is None:
+                return MatchResult(self._slots(()), self.root_node, self.root_node, self.root_node)
+            tokens = request.full_untruncated_fill_ids
+            limit = request._compute_max_prefix_len(len(tokens))
+            limit = len(tokens) if limit is None else min(limit, len(tokens))
+            if self.takeover.match_end is not None:
+                limit = self.takeover.match_end(request, limit)
+            node = self.book.match(chain_of(request).upto(tokens, limit, self.page_size))
+            return MatchResult(self._slots(node.chain()), node, node, node)
+
+        def _seal(self, request: Any, tokens: Any, count: int, rewrite: bool) -> Any:
+            """Publish the full pages of the first `count` tokens. Only called when the device has written them."""
+            node = request.last_node
+            keys = chain_of(request).upto(tokens, count, self.page_size)[node.depth :]
+            if not keys:
+                return node
+            sealed = self.book.seal(node, keys, own_pages(request))
+            self.takeover.counters["sealed"] += len(keys)
+            self.takeover.counters["replaced"] += len(sealed.replaced)
+            if rewrite and sealed.replaced:
+                pairs = to_device(np.asarray(sealed.replaced, np.int64), self.device)
+                columns = (pairs[:, :1] * self.page_size + self._in_page).reshape(-1)
+                slots = (pairs[:, 1:] * self.page_size + self._in_page).reshape(-1)
+                self.req_to_token_pool.req_to_token[request.req_pool_idx, columns] = slots.to(torch.int32)
+            return sealed.node
+
+        def cache_finished_req(self, req: Any, is_insert: bool = True, *, kv_len_to_handle: int) -> None:
+            own = own_pages(req)
+            if req.last_node is None:
+                req.last_node = self.root_node
+            if is_insert:
+                self._seal(req, req.origin_input_ids + req.output_ids, kv_len_to_handle, rewrite=False)
+            self.book.give(own)
+            own.clear()
+            self.book.unlock(req.last_node)
+
+        def cache_unfinished_req(self, req: Any, chunked: bool = False) -> None:
+            tokens = req.get_fill_ids()
+            if not chunked:
+                # A middle chunk comes here when it was launched, not when it has run: nobody else may see it yet.
+                node = self._seal(req, tokens, len(tokens), rewrite=True)
+                self.book.lock(node)
+                self.book.unlock(req.last_node)
+                req.last_node = node
+                req.cache_protected_len = node.depth * self.page_size
+            row = self.req_to_token_pool.req_to_token[req.req_pool_idx, : len(tokens)]
+            req.prefix_indices = row.to(torch.int64, copy=True)
+
+        def evict(self, params: Any) -> Any:
+            pages = -(-params.num_tokens // self.page_size)
+            return EvictResult(num_tokens_evicted=self.book.evict(pages) * self.page_size)
+
+        def inc_lock_ref(self, node: Any) -> Any:
+            self.book.lock(node)
+            return IncLockRefResult(delta=0)
+
+        def dec_lock_ref(self, node: Any, params: Any = None) -> Any:
+            self.book.unlock(node)
+            return DecLockRefResult(delta=0)
+
+        def evictable_size(self) -> int:
+            return self.book.idle * self.page_size
+
+        def protected_size(self) -> int:
+            return self.book.locked * self.page_size
+
+        def total_size(self) -> int:
+            return self.book.pinned * self.page_size
+
+        def pretty_print(self) -> None:
+            book = self.book
+            print(f"held {book.held}, pinned {book.pinned}, idle {book.idle}, quota {book.source.quota}")
+
+    return OmniCache

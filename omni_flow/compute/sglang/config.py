@@ -1,0 +1,89 @@
+"""What an engine process is told at its start."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from omni_flow.compute.errors import BadRequest
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One engine with one model.
+
+    Args:
+        model: folder of the checkpoint in its official layout.
+        device: `cpu` or `cuda`.
+        dtype: of weights, activations and KV: `float32`, `bfloat16` or `float16`.
+        max_tokens: tokens of KV this engine may hold at once (its quota), a multiple of `page_size`.
+        page_size: tokens a page, over 1.
+        max_running: requests computed at the same time.
+        max_waiting: requests queued beyond that; more are refused. 0: no limit.
+        context: longest sequence in tokens; 0: what model and quota allow.
+        chunk: prefill in pieces of at most this many tokens; 0: whole.
+        threads: CPU threads of the engine process; 0: PyTorch's own choice.
+        overlap: prepare the next step on the CPU while the GPU computes; off where there is no GPU.
+        revision, weight_version: identity of the weights in page hashes.
+        manager, pool: address and pool of the node's memory manager; "" keeps pages in the engine's process.
+        load_format: `auto`, or `dummy` for random weights (benchmarks).
+        extra: further arguments of SGLang's `ServerArgs`, by name.
+        setup: `module:function` called in the engine process with the scheduler when the model is loaded (step hooks).
+    """
+
+    model: str
+    device: str = "cpu"
+    dtype: str = "float32"
+    max_tokens: int = 8192
+    page_size: int = 16
+    max_running: int = 16
+    max_waiting: int = 0
+    context: int = 0
+    chunk: int = 0
+    threads: int = 1
+    overlap: bool = False
+    revision: str = ""
+    weight_version: int = 0
+    manager: str = ""
+    pool: str = ""
+    load_format: str = "auto"
+    extra: dict[str, Any] = {}
+
+    def __post_init__(self) -> None:
+        if self.device not in ("cpu", "cuda"):
+            raise BadRequest(f"device {self.device!r}", "give cpu or cuda")
+        if self.page_size < 2 or self.max_tokens % self.page_size or self.max_tokens < self.page_size:
+            raise BadRequest(
+                f"max_tokens {self.max_tokens} with pages of {self.page_size}",
+                "give a page size over 1 and a multiple of it",
+            )
+        if self.manager and not self.pool:
+            raise BadRequest(f"a memory manager at {self.manager} and no pool", "name the pool")
+
+
+def server_arguments(config: EngineConfig) -> dict[str, Any]:
+    """Arguments of SGLang's `ServerArgs` that follow from a config. The front of SGLang is never started."""
+    arguments: dict[str, Any] = {
+        "model_path": config.model,
+        "device": config.device,
+        "dtype": config.dtype,
+        "load_format": config.load_format,
+        "skip_tokenizer_init": True,
+        "grammar_backend": "none",
+        "sampling_backend": "pytorch",
+        "schedule_policy": "fcfs",
+        "radix_cache_backend": "omni_flow",
+        "max_total_tokens": config.max_tokens,
+        "max_running_requests": config.max_running,
+        "max_queued_requests": config.max_waiting or None,
+        "page_size": config.page_size,
+        "context_length": config.context or None,
+        "chunked_prefill_size": config.chunk or -1,
+        "disable_overlap_schedule": not config.overlap,
+        "stream_interval": 1,
+        "log_level": "warning",
+        "mem_fraction_static": 0.5,
+    }
+    if config.device == "cpu":
+        arguments |= {"attention_backend": "torch_native", "disable_cuda_graph": True}
+    return arguments | config.extra

@@ -1,0 +1,281 @@
+"""`SGLangEngine`: the engine seam over an engine process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from types import TracebackType
+from typing import IO
+
+import msgspec
+import numpy as np
+
+from omni_flow.compute import errors
+from omni_flow.compute.engine import EndEvent, Event, Floats, Request, TokenEvent, lay_out
+from omni_flow.compute.errors import BadRequest, ComputeError, EngineDied, EngineFailed, PromptTooLong
+from omni_flow.compute.sglang.config import EngineConfig
+from omni_flow.compute.sglang.wire import (
+    AskStats,
+    Cancel,
+    End,
+    Frames,
+    Generate,
+    Media,
+    Ready,
+    Refused,
+    Shutdown,
+    Stats,
+    Step,
+    ToEngine,
+    frame,
+    from_engine,
+)
+
+
+def _floats(raw: bytes) -> Floats:
+    return np.frombuffer(raw, np.float32)
+
+
+def _events(step: Step) -> list[TokenEvent]:
+    events = []
+    for at, token in enumerate(step.tokens):
+        events.append(
+            TokenEvent(
+                token,
+                step.logprobs[at] if at < len(step.logprobs) else None,
+                tuple(step.top[at]) if at < len(step.top) else (),
+                _floats(step.logits[at]) if at < len(step.logits) else None,
+                _floats(step.hidden[at]) if at < len(step.hidden) else None,
+            )
+        )
+    return events
+
+
+class SGLangEngine:
+    """One model in one engine process. See `omni_flow.compute.engine.Engine` for the contract.
+
+    Args:
+        config: what the process runs.
+        start_timeout: seconds until it must be ready.
+    """
+
+    def __init__(self, config: EngineConfig, *, start_timeout: float = 600.0) -> None:
+        self.config = config
+        self._timeout = start_timeout
+        self._process: subprocess.Popen[bytes] | None = None
+        self._errors: IO[bytes] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._ready: asyncio.Future[Ready] | None = None
+        self._streams: dict[int, asyncio.Queue[Event | ComputeError]] = {}
+        self._stats: dict[int, asyncio.Future[Mapping[str, int]]] = {}
+        self._next = 0
+        self._died: ComputeError | None = None
+        self.ready: Ready
+
+    @property
+    def pid(self) -> int:
+        """Process id of the engine process."""
+        if self._process is None:
+            raise EngineDied("the engine is not started", "call start()")
+        return self._process.pid
+
+    async def start(self) -> None:
+        ours, theirs = socket.socketpair()
+        for sock in (ours, theirs):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        command = [
+            sys.executable,
+            "-m",
+            "omni_flow.compute.sglang.worker",
+            str(theirs.fileno()),
+            msgspec.json.encode(self.config).decode(),
+        ]
+        environment = dict(os.environ)
+        if self.config.threads:
+            environment["OMP_NUM_THREADS"] = str(self.config.threads)
+        self._process = subprocess.Popen(  # noqa: ASYNC220 - a fork, milliseconds
+            command,
+            pass_fds=(theirs.fileno(),),
+            stdin=subprocess.DEVNULL,
+            stdout=self._errors,
+            stderr=self._errors,
+            env=environment,
+        )
+        theirs.close()
+        reader, self._writer = await asyncio.open_connection(sock=ours, limit=1 << 24)
+        self._ready = asyncio.get_running_loop().create_future()
+        self._reading = asyncio.create_task(self._read(reader))
+        try:
+            async with asyncio.timeout(self._timeout):
+                self.ready = await asyncio.shield(self._ready)
+        except BaseException as error:
+            await self.close()
+            if isinstance(error, TimeoutError):
+                raise EngineFailed(f"the engine was not ready within {self._timeout} s", self._output()) from error
+            raise
+
+    async def generate(self, request: Request) -> AsyncIterator[Event]:
+        layout = lay_out(request.spans)
+        if self._died is not None or self._writer is None:
+            raise self._died or EngineDied("the engine is not started", "call start()")
+        if len(layout.ids) > self.ready.max_prompt:
+            raise PromptTooLong(
+                f"the prompt has {len(layout.ids)} tokens; model and pool take {self.ready.max_prompt} "
+                f"(quota {self.ready.max_tokens})",
+                "shorten it, or raise context or max_tokens",
+            )
+        highest, lowest = max(layout.ids), min(layout.ids)
+        if lowest < 0 or highest >= self.ready.vocabulary:
+            raise BadRequest(f"token ids {lowest} to {highest}", f"the vocabulary has {self.ready.vocabulary}")
+        if any(rows.shape[1] != self.ready.hidden for rows in layout.embeddings):
+            raise BadRequest("embeddings of another width", f"the model's hidden size is {self.ready.hidden}")
+        self._next = number = self._next + 1
+        queue: asyncio.Queue[Event | ComputeError] = asyncio.Queue()
+        self._streams[number] = queue
+        media = [
+            Media(span.start, span.length, span.digest, np.ascontiguousarray(rows).tobytes())
+            for span, rows in zip(layout.media, layout.embeddings, strict=True)
+        ]
+        ended = False
+        try:
+            await self._send(
+                Generate(
+                    number,
+                    np.asarray(layout.ids, np.int64).tobytes(),
+                    media,
+                    request.sampling,
+                    request.tenant,
+                    request.logits,
+                    request.hidden,
+                    request.prompt_logprobs,
+                    request.priority,
+                )
+            )
+            while not ended:
+                event = await queue.get()
+                ended = not isinstance(event, TokenEvent)
+                if isinstance(event, ComputeError):
+                    raise event
+                yield event
+        finally:
+            del self._streams[number]
+            if not ended and self._died is None:
+                self._writer.write(frame(Cancel(number)))
+
+    async def stats(self) -> Mapping[str, int]:
+        if self._died is not None:
+            raise self._died
+        self._next = number = self._next + 1
+        answer: asyncio.Future[Mapping[str, int]] = asyncio.get_running_loop().create_future()
+        self._stats[number] = answer
+        await self._send(AskStats(number))
+        return await answer
+
+    async def close(self) -> None:
+        if self._process is None:
+            return
+        if self._writer is not None:
+            if self._died is None:
+                self._writer.write(frame(Shutdown()))
+            self._writer.close()
+        if self._reading is not None:
+            await asyncio.gather(self._reading, return_exceptions=True)
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(None, self._process.wait, 10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            await loop.run_in_executor(None, self._process.wait)
+        self._process, self._writer = None, None
+
+    async def __aenter__(self) -> SGLangEngine:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _send(self, message: ToEngine) -> None:
+        assert self._writer is not None
+        self._writer.write(frame(message))
+        try:
+            await self._writer.drain()
+        except ConnectionError:
+            raise self._died or EngineDied(self._end(), "start it again") from None
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        frames = Frames()
+        try:
+            while data := await reader.read(1 << 20):
+                for body in frames.feed(data):
+                    self._handle(from_engine.decode(body))
+        except ConnectionError:
+            pass  # the same end as an empty read
+        self._fail(EngineDied(self._end(), "start it again"))
+
+    def _handle(self, message: object) -> None:
+        if isinstance(message, Step | End):
+            queue = self._streams.get(message.number)
+            if queue is None:
+                return
+            if isinstance(message, Step):
+                for event in _events(message):
+                    queue.put_nowait(event)
+                return
+            queue.put_nowait(
+                EndEvent(
+                    message.reason,
+                    message.prompt_tokens,
+                    message.cached_tokens,
+                    message.tokens,
+                    tuple(message.prompt_logprobs),
+                )
+            )
+        elif isinstance(message, Refused):
+            kind = getattr(errors, message.kind, ComputeError)
+            error = kind(message.message, message.mend)
+            if message.number == 0:
+                self._fail(error)
+            elif (queue := self._streams.get(message.number)) is not None:
+                queue.put_nowait(error)
+        elif isinstance(message, Ready):
+            assert self._ready is not None
+            self._ready.set_result(message)
+        elif isinstance(message, Stats):
+            answer = self._stats.pop(message.number)
+            if not answer.done():
+                answer.set_result(message.counts)
+
+    def _fail(self, error: ComputeError) -> None:
+        if self._died is None:
+            self._died = error
+        for queue in self._streams.values():
+            queue.put_nowait(self._died)
+        for answer in self._stats.values():
+            if not answer.done():
+                answer.set_exception(self._died)
+        self._stats.clear()
+        if self._ready is not None and not self._ready.done():
+            if isinstance(error, EngineDied):
+                error = EngineFailed(self._end(), self._output())
+            self._ready.set_exception(error)
+
+    def _end(self) -> str:
+        status = self._process.poll() if self._process is not None else None
+        return "the engine process ended" + (f" with status {status}" if status is not None else "")
+
+    def _output(self) -> str:
+        if self._errors is None:
+            return ""
+        self._errors.seek(0, os.SEEK_END)
+        self._errors.seek(max(0, self._errors.tell() - 4000))
+        return "its output: " + self._errors.read().decode(errors="replace")

@@ -1,0 +1,281 @@
+"""The engine's own book of KV pages: what it leases, writes, has sealed and pinned. Pure: no torch, no sglang.
+
+Pages come from a `PageSource` (pagesource.py: the memory manager, or this process alone). The book keeps the equation
+that SGLang's leak check verifies when idle:
+
+    quota = available + held + pinned      held: leased pages with content that is not sealed
+                                           pinned: sealed pages, idle or locked by requests
+
+An idle pin is SGLang's "evictable", a locked one its "protected". The source promises the quota, so `take` within
+`available` cannot fail.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from omni_flow.compute.errors import ComputeError
+from omni_flow.data.identity import PageHash
+
+LOT: Final = 64
+Fence = Callable[[], Callable[[], bool]]
+"""Marks the work launched so far; the result says whether the device has finished it."""
+
+
+class PageSource(Protocol):
+    """Who owns the pages. `quota` pages can always be had: leased, or pinned through `seal` and `find`, together."""
+
+    quota: int
+
+    def take(self, count: int, least: int) -> list[int]:
+        """Lease `count` pages, or fewer but at least `least`; nobody else gets them."""
+
+    def give(self, pages: Sequence[int]) -> None:
+        """Return leased pages. The device has finished with them."""
+
+    def seal(self, pages: Sequence[int], keys: Sequence[PageHash]) -> list[int]:
+        """Publish leased pages under their keys and pin them.
+
+        Returns per key the page that holds it now. Where it is another than the given one the key was there already:
+        that page is pinned and the given one stays leased.
+        """
+
+    def find(self, keys: Sequence[PageHash]) -> list[int]:
+        """The pages of the longest prefix of `keys` that is there, pinned."""
+
+    def unpin(self, pages: Sequence[int]) -> None:
+        """Give one pin of each page back."""
+
+
+class Node:
+    """A sealed page that this engine has pinned, at its place in the chain. The root stands for the empty prefix."""
+
+    __slots__ = ("children", "depth", "key", "locks", "page", "parent")
+
+    def __init__(self, key: PageHash | None, page: int, parent: Node | None) -> None:
+        self.key = key
+        self.page = page
+        self.parent = parent
+        self.depth: int = parent.depth + 1 if parent is not None else 0
+        self.children: dict[PageHash, Node] = {}
+        self.locks = 0
+
+    def chain(self) -> list[int]:
+        """The pages from the first of the sequence to this one."""
+        pages: list[int] = []
+        node = self
+        while node.parent is not None:
+            pages.append(node.page)
+            node = node.parent
+        pages.reverse()
+        return pages
+
+
+class Sealed(NamedTuple):
+    """What sealing made of a sequence.
+
+    Args:
+        node: the end of its sealed part.
+        replaced: (page number in the sequence, page that holds it now) where an equal page existed already.
+    """
+
+    node: Node
+    replaced: list[tuple[int, int]]
+
+
+class PageBook:
+    """See the module. `fence` marks the device's progress: pages go back to others only when it has passed."""
+
+    def __init__(self, source: PageSource, fence: Fence | None = None) -> None:
+        self.source = source
+        self.fence = fence
+        self.held = 0
+        self.pinned = 0
+        self.locked = 0
+        self.root = Node(None, 0, None)
+        self._lease: list[int] = []
+        self._leaving: deque[tuple[Callable[[], bool], list[int]]] = deque()
+        self._idle: dict[Node, None] = {}
+
+    @property
+    def available(self) -> int:
+        """Pages that can be taken without evicting."""
+        return self.source.quota - self.held - self.pinned
+
+    @property
+    def idle(self) -> int:
+        """Pinned pages that no request uses."""
+        return len(self._idle)
+
+    @property
+    def leased(self) -> int:
+        """Leased pages without content, on their way out included."""
+        return len(self._lease) + sum(len(pages) for _, pages in self._leaving)
+
+    # -- leased pages -------------------------------------------------------------------------------------------
+
+    def take(self, count: int) -> list[int]:
+        """Take `count` pages to write.
+
+        Raises:
+            ComputeError: beyond the quota, which the scheduler must have checked.
+        """
+        if count > self.available:
+            raise ComputeError(
+                f"{count} pages wanted, {self.available} of {self.source.quota} available", "evict first"
+            )
+        self._settle()
+        while len(self._lease) < count and self._leaving:
+            self._lease[:0] = self._leaving.pop()[1]
+        short = count - len(self._lease)
+        if short > 0:
+            room = self.available - self.leased
+            self._lease[:0] = self.source.take(max(short, min(LOT, room)), short)[::-1]
+        taken = [self._lease.pop() for _ in range(count)]
+        self.held += count
+        return taken
+
+    def give(self, pages: Sequence[int]) -> None:
+        """Give taken pages back. They are reused in this engine at once (launched work is in order), and by others
+        when more than two lots have gathered and the device has passed."""
+        self.held -= len(pages)
+        self._lease.extend(pages)
+        if len(self._lease) > 2 * LOT:
+            surplus = self._lease[:-LOT]
+            del self._lease[:-LOT]
+            if self.fence is None:
+                self.source.give(surplus)
+            else:
+                self._leaving.append((self.fence(), surplus))
+        self._settle()
+
+    def _settle(self) -> None:
+        while self._leaving and self._leaving[0][0]():
+            self.source.give(self._leaving.popleft()[1])
+
+    # -- sealed pages -------------------------------------------------------------------------------------------
+
+    def match(self, keys: Sequence[PageHash]) -> Node:
+        """The end of the longest prefix of `keys` that is there; what was not pinned before is pinned now and idle."""
+        node = self.root
+        for at, key in enumerate(keys):
+            child = node.children.get(key)
+            if child is None:
+                room = max(0, self.available - self.leased)
+                for found, page in zip(keys[at:], self._find(keys[at : at + room]), strict=False):
+                    node = self._add(node, found, page)
+                return node
+            self._touch(child)
+            node = child
+        return node
+
+    def _find(self, keys: Sequence[PageHash]) -> list[int]:
+        return self.source.find(keys) if keys else []
+
+    def seal(self, node: Node, keys: Sequence[PageHash], own: list[int]) -> Sealed:
+        """Publish the first `len(keys)` pages of `own`, which follow `node`; they leave `own`.
+
+        A page whose key exists already is replaced by the existing one and goes back to the lease: two copies of one
+        page are not bit-equal, and every engine must read the same.
+        """
+        taken = own[: len(keys)]
+        del own[: len(keys)]
+        replaced: list[tuple[int, int]] = []
+        spare: list[int] = []
+        at = 0
+        while at < len(keys) and (child := node.children.get(keys[at])) is not None:
+            replaced.append((node.depth, child.page))
+            spare.append(taken[at])
+            self._touch(child)
+            node = child
+            at += 1
+        if at < len(keys):
+            for key, mine, page in zip(keys[at:], taken[at:], self.source.seal(taken[at:], keys[at:]), strict=True):
+                if page != mine:
+                    replaced.append((node.depth, page))
+                    spare.append(mine)
+                else:
+                    self.held -= 1
+                node = self._add(node, key, page)
+        self.give(spare)
+        return Sealed(node, replaced)
+
+    def lock(self, node: Node) -> None:
+        """A request uses the chain up to `node`."""
+        while node.parent is not None:
+            if node.locks == 0:
+                del self._idle[node]
+                self.locked += 1
+            node.locks += 1
+            node = node.parent
+
+    def unlock(self, node: Node) -> None:
+        """A request no longer uses the chain up to `node`."""
+        while node.parent is not None:
+            node.locks -= 1
+            if node.locks == 0:
+                self._idle[node] = None
+                self.locked -= 1
+            node = node.parent
+
+    def evict(self, count: int) -> int:
+        """Unpin `count` idle pages, least recently used ends of chains first; returns how many there were.
+
+        They stay in the pool for whoever finds them; what is dropped from memory is the manager's decision.
+        """
+        gone: list[int] = []
+        while len(gone) < count:
+            leaves = [node for node in self._idle if not node.children]
+            if not leaves:
+                break
+            for leaf in leaves[: count - len(gone)]:
+                self._drop(leaf)
+                gone.append(leaf.page)
+        if gone:
+            self.source.unpin(gone)
+        return len(gone)
+
+    def reset(self) -> None:
+        """Unpin everything. No request may be running."""
+        self.evict(len(self._idle))
+        if self.pinned:
+            raise ComputeError(f"{self.pinned} pages are still in use", "wait until no request runs")
+
+    def check(self) -> list[str]:
+        """Violated invariants; empty when sound."""
+        nodes: list[Node] = []
+        todo = list(self.root.children.values())
+        while todo:
+            node = todo.pop()
+            nodes.append(node)
+            todo.extend(node.children.values())
+        wrong = []
+        if len(nodes) != self.pinned:
+            wrong.append(f"{len(nodes)} nodes, {self.pinned} pinned")
+        if sum(node.locks > 0 for node in nodes) != self.locked or self.locked + len(self._idle) != self.pinned:
+            wrong.append(f"{self.locked} locked and {len(self._idle)} idle of {self.pinned} pinned")
+        if len({node.page for node in nodes}) != len(nodes) or {node.page for node in nodes} & set(self._lease):
+            wrong.append("a page stands in two places")
+        if self.available < 0:
+            wrong.append(f"{self.held} held and {self.pinned} pinned of {self.source.quota}")
+        return wrong
+
+    def _add(self, parent: Node, key: PageHash, page: int) -> Node:
+        node = parent.children[key] = Node(key, page, parent)
+        self.pinned += 1
+        self._idle[node] = None
+        return node
+
+    def _touch(self, node: Node) -> None:
+        if node.locks == 0:
+            del self._idle[node]
+            self._idle[node] = None
+
+    def _drop(self, leaf: Node) -> None:
+        del self._idle[leaf]
+        assert leaf.parent is not None
+        assert leaf.key is not None
+        del leaf.parent.children[leaf.key]
+        self.pinned -= 1

@@ -1,0 +1,95 @@
+"""The plugin (entry point `sglang.srt.plugins`): one function that puts every hook in, one that sees that they hold.
+
+It does nothing in a process that has no `Takeover`, so plain SGLang runs beside it in the same environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final
+
+from omni_flow.compute.errors import HookFailed, KernelMissing
+from omni_flow.compute.sglang import allocator, batch_sampling, buffers, cache, cpu_fixes, takeover
+
+VERSION: Final = "0.5.17"
+SAMPLER: Final = "pytorch"
+
+
+def hooks() -> list[tuple[str, str, Callable[..., Any]]]:
+    """Every hook of this process: (target, kind, function)."""
+    kv = "sglang.srt.mem_cache."
+    table: list[tuple[str, str, Callable[..., Any]]] = [
+        (kv + "memory_pool.MHATokenToKVPool._create_buffers_normal", "AROUND", buffers.mha_buffers),
+        (kv + "memory_pool.MLATokenToKVPool._create_buffers", "AROUND", buffers.mla_buffers),
+        (kv + "kv_cache_configurator.KVCacheConfigurator._profile_available_bytes", "AROUND", buffers.profile_bytes),
+        (kv + "allocation.alloc_for_extend", "BEFORE", allocator.remember_batch),
+        (kv + "allocation.alloc_for_decode", "BEFORE", allocator.remember_batch),
+        *batch_sampling.hooks(),
+    ]
+    if takeover.current().cpu:
+        table += cpu_fixes.hooks()
+    else:
+        table.append((kv + "allocator.paged.PagedTokenToKVPoolAllocator", "REPLACE", allocator.allocator_class()))
+    return table
+
+
+def check_versions() -> None:
+    """
+    Raises:
+        KernelMissing: sglang is not there, or not the version whose inside this plugin knows.
+    """
+    try:
+        found = version("sglang")
+    except PackageNotFoundError:
+        raise KernelMissing("sglang is not installed", f"pip install sglang=={VERSION}") from None
+    if found != VERSION:
+        raise KernelMissing(f"sglang {found} is installed", f"this build takes over {VERSION} and no other")
+
+
+def register() -> None:
+    """Entry point: called by SGLang's `load_plugins` in every process of SGLang."""
+    if not takeover.active():
+        return
+    from sglang.srt.layers.sampler import register_sampler_backend
+    from sglang.srt.mem_cache.registry import register_radix_cache_backend
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    check_versions()
+    for target, kind, function in hooks():
+        HookRegistry.register(target, function, HookType[kind])
+    register_radix_cache_backend(cache.BACKEND, cache.make_cache)
+    register_sampler_backend(SAMPLER, batch_sampling.make_sampler)
+    if takeover.current().cpu:
+        cpu_fixes.register()
+
+
+def verify(scheduler: Any) -> None:
+    """See that every take-over took effect in a scheduler that has started; SGLang itself only logs failures.
+
+    Raises:
+        HookFailed: names what did not.
+    """
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    wanted = {target for target, _, _ in hooks()}
+    missing = sorted(wanted - HookRegistry._patched)
+    if missing:
+        raise HookFailed(f"SGLang did not take these hooks: {', '.join(missing)}", f"is this sglang {VERSION}?")
+    runner = scheduler.tp_worker.model_runner
+    found = {
+        "prefix cache": (scheduler.tree_cache, "OmniCache"),
+        "allocator": (scheduler.token_to_kv_pool_allocator, "OmniAllocator"),
+        "sampler": (runner.sampler, "OmniSampler"),
+    }
+    if takeover.current().cpu:
+        found["attention"] = (runner.attn_backend, "CpuAttention")
+    for name, (thing, kind) in found.items():
+        if type(thing).__name__ != kind:
+            raise HookFailed(f"SGLang's {name} is {type(thing).__name__}, not {kind}", "see omni-flow doctor")
+    pool = runner.token_to_kv_pool
+    arena = takeover.current().arena
+    if arena is not None and takeover.current().cpu:
+        first = (pool.kv_buffer if hasattr(pool, "kv_buffer") else pool.k_buffer)[0]
+        if first.untyped_storage().data_ptr() != arena(0).untyped_storage().data_ptr():
+            raise HookFailed("SGLang's KV buffers are not in the arena", "see omni-flow doctor")

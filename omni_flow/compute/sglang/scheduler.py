@@ -1,0 +1,256 @@
+"""SGLang's scheduler with another way in and out: messages of `wire.py` in place of ZMQ to SGLang's front.
+
+Batching, chunked prefill, retraction, overlap and the event loop are SGLang's.
+"""
+
+from __future__ import annotations
+
+import select
+from array import array
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from omni_flow.compute.sglang.cache import Chain
+from omni_flow.compute.sglang.takeover import current
+from omni_flow.compute.sglang.wire import (
+    AskStats,
+    Cancel,
+    End,
+    Generate,
+    Inlet,
+    Refused,
+    Shutdown,
+    Stats,
+    Step,
+)
+from omni_flow.data.identity import MediaDigest, MediaSpan
+
+
+class Sleeper:
+    """Waits on the socket while there is nothing to do, in place of SGLang's poll of ZMQ sockets."""
+
+    def __init__(self, inlet: Inlet) -> None:
+        self._inlet = inlet
+        self._poll = select.poll()
+        self._poll.register(inlet.fileno(), select.POLLIN)
+
+    def maybe_sleep(self) -> None:
+        if not self._inlet.closed:
+            self._poll.poll(1000)
+
+
+def rid_of(number: int) -> str:
+    """SGLang's name of a request. Of fixed width: SGLang aborts every request whose name begins with the one given."""
+    return f"{number:016x}"
+
+
+def sampling_params(message: Generate) -> Any:
+    """SGLang's parameters: what ends a request and what constrains it. The choice of tokens is ours."""
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    given = message.sampling
+    return SamplingParams(
+        max_new_tokens=given.max_tokens,
+        temperature=given.temperature,
+        stop=list(given.stop) or None,
+        stop_token_ids=set(given.stop_token_ids) or None,
+        ignore_eos=given.ignore_eos,
+        json_schema=given.json_schema,
+        regex=given.regex,
+        ebnf=given.grammar,
+        min_new_tokens=0,
+    )
+
+
+def to_sglang(message: Generate) -> Any:
+    """The request as SGLang's front would send it."""
+    from sglang.srt.managers.embed_types import PositionalEmbeds
+    from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+
+    overrides = None
+    if message.media:
+        import torch
+
+        rows = [torch.frombuffer(bytearray(m.rows), dtype=torch.float32).view(m.length, -1) for m in message.media]
+        places = [m.start + i for m in message.media for i in range(m.length)]
+        overrides = PositionalEmbeds(embeds=list(torch.cat(rows)), positions=places)
+    logprobs = message.sampling.logprobs
+    return TokenizedGenerateReqInput(
+        rid=rid_of(message.number),
+        input_text=None,
+        input_ids=array("q", message.ids),
+        input_embeds=None,
+        mm_inputs=None,
+        token_type_ids=None,
+        sampling_params=sampling_params(message),
+        return_logprob=logprobs is not None or message.prompt_logprobs,
+        logprob_start_len=0 if message.prompt_logprobs else -1,
+        top_logprobs_num=logprobs or 0,
+        token_ids_logprob=None,
+        stream=True,
+        return_hidden_states=message.hidden,
+        positional_embed_overrides=overrides,
+    )
+
+
+class Outlet:
+    """Where SGLang sends results: turns them into messages. It has the method of SGLang's sender."""
+
+    def __init__(self, inlet: Inlet) -> None:
+        self._inlet = inlet
+        self.requests: dict[str, Generate] = {}
+
+    def send_output(self, output: Any, _cause: Any = None) -> None:
+        kind = type(output).__name__
+        if kind == "AbortReq":
+            self._refuse(output.rid, output.finished_reason or {"message": output.abort_message or "aborted"})
+        elif kind == "BatchTokenIDOutput":
+            for at, rid in enumerate(output.rids):
+                self._one(output, at, rid)
+        elif kind not in ("FreezeGCReq", "HealthCheckOutput", "FlushCacheReqOutput"):
+            raise TypeError(f"SGLang sent {kind}, which this outlet doesn't know")
+
+    def _refuse(self, rid: str, reason: dict[str, Any]) -> None:
+        asked = self.requests.pop(rid, None)
+        if asked is not None:
+            message = str(reason.get("message") or reason)
+            kind = "EngineFull" if "queue is full" in message else "BadRequest"
+            self._inlet.send(Refused(asked.number, kind, message, ""))
+
+    def _one(self, output: Any, at: int, rid: str) -> None:
+        asked = self.requests.get(rid)
+        if asked is None:
+            return
+        tokens = list(output.output_ids[at])
+        reason = output.finished_reasons[at]
+        if reason is not None and reason["type"] == "abort":
+            if reason.get("message") == "cancelled":
+                self.requests.pop(rid)
+                return
+            self._refuse(rid, reason)
+            return
+        step = Step(asked.number, tokens, [], [], [], [])
+        if asked.sampling.logprobs is not None:
+            step.logprobs = [float(v) for v in output.output_token_logprobs_val[at]]
+            if asked.sampling.logprobs:
+                pairs = zip(output.output_top_logprobs_val[at], output.output_top_logprobs_idx[at], strict=True)
+                step.top = [[(int(i), float(v)) for v, i in zip(*pair, strict=True)] for pair in pairs]
+        if asked.logits:
+            info = output.customized_info
+            rows = (getattr(info, "data", info) or {}).get("logits", [[]] * (at + 1))[at]
+            step.logits = [row.numpy().tobytes() for row in rows if row is not None]
+        if asked.hidden and output.output_hidden_states:
+            rows = output.output_hidden_states[at] or []
+            step.hidden = [np.asarray(row, np.float32).tobytes() for row in rows[-len(tokens) :]]
+        if tokens:
+            self._inlet.send(step)
+        if reason is not None:
+            self.requests.pop(rid)
+            prompt: list[float] = []
+            if asked.prompt_logprobs:
+                prompt = [float(v) for v in (output.input_token_logprobs_val[at] or [])[1:]]
+            self._inlet.send(
+                End(
+                    asked.number,
+                    reason["type"],
+                    output.prompt_tokens[at],
+                    output.cached_tokens[at],
+                    output.completion_tokens[at],
+                    prompt,
+                )
+            )
+
+
+@cache
+def scheduler_class() -> type:
+    """The class; made on first use because its base needs sglang."""
+    from sglang.srt.managers.io_struct import AbortReq, ShutdownReq
+    from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.managers.scheduler_components.ipc_channels import SchedulerIpcChannels
+    from sglang.srt.managers.scheduler_components.request_receiver import SchedulerRequestReceiver
+
+    class Receiver(SchedulerRequestReceiver):  # type: ignore[misc]
+        """Takes requests from the socket of this engine."""
+
+        __slots__ = ()
+
+        def _pull_raw_reqs(self) -> list[Any]:
+            pulled: list[Any] = self.recv_from_tokenizer()
+            return pulled
+
+    class EngineScheduler(Scheduler):  # type: ignore[misc]
+        """See the module. `inlet` is set on the class before one is made: SGLang's constructor does everything."""
+
+        inlet: Inlet
+
+        def init_ipc_channels(self, port_args: Any) -> None:
+            self.outlet = Outlet(self.inlet)
+            self.load_snapshot_writer = None
+            self.recv_from_tokenizer = self._pull
+            self.ipc_channels = SchedulerIpcChannels(
+                recv_from_tokenizer=self._pull,
+                recv_from_rpc=None,
+                send_to_tokenizer=self.outlet,
+                send_to_detokenizer=self.outlet,
+                send_metrics_from_scheduler=None,
+            )
+
+        def init_idle_sleeper(self) -> None:
+            self.idle_sleeper = Sleeper(self.inlet)
+
+        def init_request_receiver(self) -> None:
+            super().init_request_receiver()
+            made: Any = vars(self)["request_receiver"]
+            self.request_receiver = Receiver(**{name: getattr(made, name) for name in type(made).__dataclass_fields__})
+
+        def _pull(self) -> list[Any]:
+            """Messages since the last call, as SGLang's."""
+            out: list[Any] = []
+            for message in self.inlet.poll():
+                if isinstance(message, Generate):
+                    request = to_sglang(message)
+                    request.sampling_params.normalize(self.tokenizer)
+                    self.outlet.requests[request.rid] = message
+                    out.append(request)
+                elif isinstance(message, Cancel):
+                    # nothing of it goes out any more; its last step may still be running
+                    if self.outlet.requests.pop(rid_of(message.number), None) is not None:
+                        out.append(AbortReq(rid=rid_of(message.number)))
+                elif isinstance(message, AskStats):
+                    self.inlet.send(Stats(message.number, self.counts()))
+                elif isinstance(message, Shutdown):
+                    out.append(ShutdownReq())
+            if self.inlet.closed:
+                out.append(ShutdownReq())
+            return out
+
+        def _add_request_to_queue(self, req: Any, is_retracted: bool = False) -> None:
+            message = self.outlet.requests.get(req.rid)
+            if message is not None and "omni_chain" not in req.__dict__:
+                takeover = current()
+                media = [MediaSpan(m.start, m.length, MediaDigest(m.digest)) for m in message.media]
+                req.omni_chain = Chain(takeover.root_of(message.tenant), media)
+                req.omni_sampling = message.sampling
+                req.omni_logits = message.logits
+            super()._add_request_to_queue(req, is_retracted)
+
+        def counts(self) -> dict[str, int]:
+            """See `Engine.stats`."""
+            book = current().book
+            running = self.running_batch.reqs if self.running_batch is not None else []
+            return {
+                "running": sum(not request.finished() for request in running),
+                "waiting": len(self.waiting_queue),
+                "quota": book.source.quota,
+                "available": book.available,
+                "held": book.held,
+                "pinned": book.pinned,
+                "idle": book.idle,
+                "locked": book.locked,
+                "leased": book.leased,
+                **current().counters,
+            }
+
+    return EngineScheduler

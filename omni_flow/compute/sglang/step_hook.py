@@ -1,0 +1,15 @@
+"""What happens between the choice of a token and the next step: logits for those who asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def after_sampling(logits_output: Any, batch: Any, tokens: Any, positions: Any) -> Any:
+    """Called by the sampler; returns the tokens that the scheduler goes on with."""
+    if any(row.logits for row in batch.rows):
+        raw = logits_output.next_token_logits
+        logits_output.customized_info = {
+            "logits": [raw[at].float().cpu().clone() if row.logits else None for at, row in enumerate(batch.rows)]
+        }
+    return tokens

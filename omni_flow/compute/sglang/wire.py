@@ -1,0 +1,165 @@
+"""Messages between a role's process and its engine process: length-prefixed msgpack on a stream socket pair.
+
+Arrays travel as raw bytes. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+
+from omni_flow.compute.sampling import Sampling
+
+_HEAD: Final = struct.Struct("<I")
+MAX_FRAME: Final = 1 << 30
+
+
+class Media(msgspec.Struct, array_like=True):
+    """Rows of one embedding span: float32 (length, hidden size) in C order."""
+
+    start: int
+    length: int
+    digest: bytes
+    rows: bytes
+
+
+class Generate(msgspec.Struct, array_like=True, tag="g"):
+    """Start a request. `ids` is int64 in native order."""
+
+    number: int
+    ids: bytes
+    media: list[Media]
+    sampling: Sampling
+    tenant: bytes
+    logits: bool
+    hidden: bool
+    prompt_logprobs: bool
+    priority: int
+
+
+class Cancel(msgspec.Struct, array_like=True, tag="c"):
+    number: int
+
+
+class AskStats(msgspec.Struct, array_like=True, tag="s"):
+    number: int
+
+
+class Shutdown(msgspec.Struct, array_like=True, tag="q"):
+    """End the engine process."""
+
+
+class Ready(msgspec.Struct, array_like=True, tag="r"):
+    """The engine serves. Sizes in tokens."""
+
+    max_tokens: int
+    max_prompt: int
+    vocabulary: int
+    hidden: int
+    page_size: int
+
+
+class Step(msgspec.Struct, array_like=True, tag="t"):
+    """New tokens of one request; the parallel lists are empty where not asked for."""
+
+    number: int
+    tokens: list[int]
+    logprobs: list[float]
+    top: list[list[tuple[int, float]]]
+    logits: list[bytes]
+    hidden: list[bytes]
+
+
+class End(msgspec.Struct, array_like=True, tag="e"):
+    number: int
+    reason: str
+    prompt_tokens: int
+    cached_tokens: int
+    tokens: int
+    prompt_logprobs: list[float]
+
+
+class Refused(msgspec.Struct, array_like=True, tag="x"):
+    """The request ended with an error. `kind` is the name of a class in `omni_flow.compute.errors`."""
+
+    number: int
+    kind: str
+    message: str
+    mend: str
+
+
+class Stats(msgspec.Struct, array_like=True, tag="n"):
+    number: int
+    counts: dict[str, int]
+
+
+ToEngine = Generate | Cancel | AskStats | Shutdown
+FromEngine = Ready | Step | End | Refused | Stats
+
+_encoder = msgspec.msgpack.Encoder()
+to_engine = msgspec.msgpack.Decoder(ToEngine)
+from_engine = msgspec.msgpack.Decoder(FromEngine)
+
+
+def frame(message: ToEngine | FromEngine) -> bytes:
+    """The bytes of a message on the stream."""
+    body = _encoder.encode(message)
+    return _HEAD.pack(len(body)) + body
+
+
+class Frames:
+    """Cuts a stream into message bodies."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes | memoryview) -> Iterator[bytes]:
+        """Add received bytes; yields the bodies that are complete now."""
+        self._buffer += data
+        while len(self._buffer) >= _HEAD.size:
+            (length,) = _HEAD.unpack_from(self._buffer)
+            end = _HEAD.size + length
+            if len(self._buffer) < end:
+                return
+            body = bytes(self._buffer[_HEAD.size : end])
+            del self._buffer[:end]
+            yield body
+
+
+class Inlet:
+    """The engine's end of the socket: what has arrived, without waiting."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._frames = Frames()
+        self.closed = False
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    def poll(self) -> list[Any]:
+        """All whole messages that are there; sets `closed` when the other end is gone."""
+        found: list[Any] = []
+        while not self.closed:
+            try:
+                data = self.sock.recv(1 << 20, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                break
+            except ConnectionResetError:
+                data = b""
+            if not data:
+                self.closed = True
+                break
+            found += [to_engine.decode(body) for body in self._frames.feed(data)]
+        return found
+
+    def send(self, message: FromEngine) -> None:
+        """Send whole, waiting for room: the role reads all the time."""
+        try:
+            self.sock.sendall(frame(message))
+        except (BrokenPipeError, ConnectionResetError):
+            self.closed = True
