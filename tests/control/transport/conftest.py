@@ -17,9 +17,14 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
 }
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "one_loop: starts processes, so it runs on uvloop only")
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "loop_name" in metafunc.fixturenames:
-        metafunc.parametrize("loop_name", list(LOOPS))
+        one = metafunc.definition.get_closest_marker("one_loop")
+        metafunc.parametrize("loop_name", ["uvloop"] if one else list(LOOPS))
 
 
 @pytest.fixture(scope="session", autouse=True)

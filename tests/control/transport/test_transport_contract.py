@@ -298,6 +298,7 @@ async def test_a_path_too_long_for_the_kernel_is_a_clear_error(net: Net) -> None
         net.make("x" * 108)
 
 
+@pytest.mark.one_loop
 @files
 async def test_the_socket_file_of_a_dead_process_is_replaced(net: Net) -> None:
     dead = net.process("a", "echo")
@@ -318,6 +319,7 @@ async def test_a_file_that_is_no_socket_is_left_alone(net: Net) -> None:
     note.unlink()
 
 
+@pytest.mark.one_loop
 @encoded
 async def test_a_killed_process_is_said_lost_once(net: Net) -> None:
     a, inbox = await net.start("a")
@@ -332,6 +334,7 @@ async def test_a_killed_process_is_said_lost_once(net: Net) -> None:
         (net.directory / "p").unlink()  # what a killed process cannot do
 
 
+@pytest.mark.one_loop
 @encoded
 async def test_a_process_killed_while_it_sends_leaves_a_prefix_and_one_loss(net: Net) -> None:
     a, inbox = await net.start("a")
@@ -348,6 +351,7 @@ async def test_a_process_killed_while_it_sends_leaves_a_prefix_and_one_loss(net:
         (net.directory / "p").unlink()
 
 
+@pytest.mark.one_loop
 @encoded
 async def test_a_process_that_closes_and_exits_delivers_all_it_sent(net: Net) -> None:
     a, inbox = await net.start("a")
@@ -358,6 +362,7 @@ async def test_a_process_that_closes_and_exits_delivers_all_it_sent(net: Net) ->
     assert peer.wait() == 0
 
 
+@pytest.mark.one_loop
 @encoded
 async def test_a_killed_process_is_followed_by_another_under_the_same_or_a_new_address(net: Net) -> None:
     a, inbox = await net.start("a")
