@@ -19,6 +19,7 @@ from omni_flow.control.spec import GraphSpec
 from omni_flow.testing.compare import Expected, compare, expect
 from omni_flow.testing.facts import Behave
 from omni_flow.testing.generate import random_inputs
+from omni_flow.testing.roles import Override, Roles
 from omni_flow.testing.schedule import Faults, Schedule, random_schedule
 from omni_flow.testing.standins import Standins
 from omni_flow.testing.world import World
@@ -86,7 +87,7 @@ def simulate(
     seed: int = 0,
     inputs: Mapping[str, Any] | None = None,
     params: Mapping[str, Any] | None = None,
-    roles: Behave | None = None,
+    roles: Behave | Mapping[str, Override] | None = None,
     faults: Faults = DEFAULT_FAULTS,
     only: int | None = None,
 ) -> Report:
@@ -97,12 +98,14 @@ def simulate(
         seed: everything drawn follows from it.
         inputs: of the request; drawn anew for every few schedules if None.
         params: overrides of the graph's parameters.
-        roles: what roles do; seeded stand-ins if None.
+        roles: what roles do: seeded stand-ins if None; a mapping gives some of them (see `roles.py`); a function of
+            the activation gives all. Each is asked once for an activation with the same inputs.
         faults: what schedules may contain.
         only: run only the schedule of this number, as a divergence names it.
 
     Raises:
         GraphError: the graph has lint errors.
+        UnknownRoleError: `roles` names what the graph doesn't have.
     """
     spec = graph if isinstance(graph, GraphSpec) else graph.spec
     plan = compile_spec(spec) if isinstance(graph, GraphSpec) else graph.plan
@@ -112,7 +115,8 @@ def simulate(
         if number % SCHEDULES_PER_REQUEST == 0 or request is None:
             drawn = Random(f"{seed}/{number // SCHEDULES_PER_REQUEST}")
             sent = random_inputs(drawn, spec) if inputs is None else inputs
-            behave = Standins(spec, drawn.getrandbits(32)) if roles is None else roles
+            standins = Standins(spec, drawn.getrandbits(32))
+            behave = roles if callable(roles) else Roles(spec, roles, standins) if roles else standins
             request = Request(plan, spec, sent, params or {}, behave)
         if only is None or only == number:
             request.run(Random(f"{seed}:{number}").getrandbits(48), number, faults, report)
