@@ -24,10 +24,12 @@ Access = Literal["none", "read", "write", "both"]
 
 
 class ArenaPlace(msgspec.Struct, frozen=True, array_like=True):
-    """Where a registered arena lies in the driver's address space; drivers with one-sided access need it."""
+    """Where a registered arena lies in the driver's address space, and what peers may do with it; drivers with
+    one-sided access need it."""
 
     base: int
     size: int
+    access: Access
 
 
 class Endpoint(msgspec.Struct, frozen=True, array_like=True):

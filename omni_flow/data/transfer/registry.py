@@ -10,22 +10,25 @@ import msgspec
 
 from omni_flow.data.transfer.base import Done, Driver
 from omni_flow.data.transfer.errors import BadJob, DriverAbsent
+from omni_flow.data.transfer.native import NativeOptions
 
-_NEEDS: dict[str, str | None] = {"tcp": None}
-"""Driver name → the module its extra installs; the extra has the driver's name."""
+NIXL_MODULES = ("nixl_cu12", "nixl_cu13")
+
+_NEEDS: dict[str, tuple[str, ...]] = {"tcp": (), "nixl": NIXL_MODULES, "mooncake": ("mooncake",)}
+"""Driver name → the modules of which its extra installs one; the extra has the driver's name."""
 
 
 def available_drivers() -> tuple[str, ...]:
     """Drivers that can be made here."""
-    return tuple(name for name, module in _NEEDS.items() if module is None or _there(module))
+    return tuple(name for name in _NEEDS if name not in absent_drivers())
 
 
 def absent_drivers() -> dict[str, str]:
     """Drivers that cannot be made here, each with the way to have it."""
     return {
-        name: f"module {module!r} is not installed; pip install 'omni-flow[{name}]'"
-        for name, module in _NEEDS.items()
-        if module is not None and not _there(module)
+        name: f"module {modules[0]!r} is not installed; pip install 'omni-flow[{name}]'"
+        for name, modules in _NEEDS.items()
+        if modules and not any(importlib.util.find_spec(module) for module in modules)
     }
 
 
@@ -44,10 +47,6 @@ def make_driver(name: str, options: bytes, done: Done) -> Driver:
         raise BadJob(f"options of driver {name!r}: {error}") from error
 
 
-def _there(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
-
-
 def _tcp(options: bytes, done: Done) -> Driver:
     from omni_flow.data.transfer.tcp import TcpDriver
     from omni_flow.data.transfer.tcp_parts import TcpOptions
@@ -55,4 +54,20 @@ def _tcp(options: bytes, done: Done) -> Driver:
     return TcpDriver(msgspec.msgpack.decode(options, type=TcpOptions) if options else TcpOptions(), done)
 
 
-_MAKERS: dict[str, Callable[[bytes, Done], Driver]] = {"tcp": _tcp}
+def _nixl(options: bytes, done: Done) -> Driver:
+    from omni_flow.data.transfer.nixl import NixlDriver
+
+    return NixlDriver(_native(options), done)
+
+
+def _mooncake(options: bytes, done: Done) -> Driver:
+    from omni_flow.data.transfer.mooncake import MooncakeDriver
+
+    return MooncakeDriver(_native(options), done)
+
+
+def _native(options: bytes) -> NativeOptions:
+    return msgspec.msgpack.decode(options, type=NativeOptions) if options else NativeOptions()
+
+
+_MAKERS: dict[str, Callable[[bytes, Done], Driver]] = {"tcp": _tcp, "nixl": _nixl, "mooncake": _mooncake}

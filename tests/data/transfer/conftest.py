@@ -1,5 +1,6 @@
 """Two nodes with arenas and a driver each."""
 
+import numpy as np
 import pytest
 from transfer_nodes import SIZE, SOURCE, TARGET, Memory, Node
 
@@ -8,7 +9,7 @@ from omni_flow.data.transfer.registry import available_drivers
 from omni_flow.data.transfer.tcp_parts import TcpOptions
 
 
-@pytest.fixture(params=available_drivers())
+@pytest.fixture(scope="module", params=available_drivers())
 def driver(request):
     return request.param
 
@@ -21,9 +22,30 @@ def memories():
         memory.close()
 
 
+@pytest.fixture(scope="module")
+def kept_nodes(driver):
+    """Third-party transports take seconds to load, so tests that kill nothing share a pair."""
+    memories = Memory(seed=1), Memory()
+    with DriverHost(driver) as first, DriverHost(driver) as second:
+        first.register_arena(SOURCE, memories[0].fd, SIZE, "both")
+        second.register_arena(TARGET, memories[1].fd, SIZE, "none")
+        yield Node(first, memories[0]), Node(second, memories[1])
+    for memory in memories:
+        memory.close()
+
+
 @pytest.fixture
-def nodes(driver, memories):
-    """(source, target), the source readable and writable by peers."""
+def nodes(kept_nodes):
+    """(source, target), the source readable and writable by peers, the target all zero."""
+    source, target = kept_nodes
+    source.memory.bytes[:] = np.random.default_rng(1).integers(0, 256, SIZE, np.uint8)
+    target.memory.bytes[:] = 0
+    return kept_nodes
+
+
+@pytest.fixture
+def mortal_nodes(driver, memories):
+    """As `nodes`, for tests that kill."""
     with DriverHost(driver) as first, DriverHost(driver) as second:
         first.register_arena(SOURCE, memories[0].fd, SIZE, "both")
         second.register_arena(TARGET, memories[1].fd, SIZE, "none")

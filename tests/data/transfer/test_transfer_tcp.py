@@ -317,3 +317,10 @@ def test_connections_are_kept_between_jobs(tcp_nodes):
         for _ in range(50):
             target.host.read(proxy.endpoint, TARGET, SOURCE, spans((0, 0, 4096)))
         assert proxy.connections == 1
+
+
+def test_nothing_listens_on_a_port_that_no_driver_has(tcp_nodes):
+    source, target = tcp_nodes
+    gone = msgspec.structs.replace(source.host.endpoint(), port=1)
+    with pytest.raises(PeerUnreachable):
+        target.host.read(gone, TARGET, SOURCE, spans((0, 0, 64)), timeout_s=20)
