@@ -70,7 +70,7 @@ def execute(target: Target, graph: CompiledGraph, inputs: Inputs, options: Optio
 
 def _launched(target: Target, graph: CompiledGraph, options: Options) -> Any:
     """A deployment of the graph, up; what is being waited for is said on stderr."""
-    from omni_flow.deploy.local import LaunchError
+    from omni_flow.deploy.errors import LaunchError
 
     err = stderr()
     counts = {role.name: options.replicas.get(role.name, role.replicas) for role in graph.roles.values()}
@@ -79,7 +79,11 @@ def _launched(target: Target, graph: CompiledGraph, options: Options) -> Any:
     with err.status(f"starting {names}"):
         try:
             app = omni_flow.launch(
-                target.graph, processes=options.processes, replicas=dict(options.replicas), target=target.place
+                target.graph,
+                processes=options.processes,
+                replicas=dict(options.replicas),
+                target=target.place,
+                log_level="WARNING",
             )
         except LaunchError as error:
             raise UserError(str(error), code=ExitCode.FAILED) from error
