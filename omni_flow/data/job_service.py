@@ -165,7 +165,7 @@ class JobService(BaseService):
             self.counters["jobs_failed"] += 1
             log.warning("job failed", extra={"job": work.id, "kind": work.kind, "pool": work.pool, "error": body.error})
         self._load[session.id] -= 1
-        jobs.finish(work, ok, places)
+        jobs.finish(work, ok, places, time.monotonic())
         session.reply(message)
         self._fetches.dirty = True
 
@@ -217,7 +217,7 @@ class JobService(BaseService):
                 n = len(work.keys)
                 if work.kind == "load":
                     work.places = np.full(n, np.iinfo(np.uint64).max, np.uint64)
-                jobs.finish(work, np.zeros(n, np.bool_), np.zeros(n, np.uint64))
+                jobs.finish(work, np.zeros(n, np.bool_), np.zeros(n, np.uint64), time.monotonic())
                 yield
         self._fetches.dirty = True
         if "store" in session.kinds or "load" in session.kinds:

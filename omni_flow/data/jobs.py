@@ -21,6 +21,7 @@ U8 = NDArray[np.uint8]
 U32 = NDArray[np.uint32]
 U64 = NDArray[np.uint64]
 BATCH: Final = 64
+PAUSE_S: Final = 1.0
 NO_SLOTS: Final = np.empty(0, np.uint32)
 NO_PLACES: Final = np.empty(0, np.uint64)
 Done = Callable[["Work", U8], None]
@@ -61,6 +62,7 @@ class PoolJobs:
         self.l3_on = False
         self.storing = 0
         self._demoting = {L1: 0, L2: 0}
+        self._paused = {L1: 0.0, L2: 0.0}
         pool.job_pins = self._pins
         pool.job_slots = self._slots
         pool.demoting = lambda bit: self._demoting[bit]
@@ -129,6 +131,8 @@ class PoolJobs:
         """A job that writes the only copies in `slots` one tier down; None when nothing can be moved now."""
         pool = self.pool
         table = pool.table
+        if self._paused[bit] > now:
+            return None
         slots = slots[:BATCH]
         if bit == L1 and table.l2.capacity:
             target = self._hold_target(L2, len(slots), now, urgent=False)
@@ -230,8 +234,11 @@ class PoolJobs:
 
     # -- outcomes -----------------------------------------------------------------------------------------------
 
-    def finish(self, work: Work, ok: NDArray[np.bool_], places: U64) -> None:
-        """Enter what a mover did; `places` (one per key) matters for `store` only."""
+    def finish(self, work: Work, ok: NDArray[np.bool_], places: U64, now: float) -> None:
+        """Enter what a mover did; `places` (one per key) matters for `store` only.
+
+        After a demotion that failed, pages of that tier are dropped instead for `PAUSE_S`.
+        """
         pool = self.pool
         table = pool.table
         del self.running[work.id]
@@ -239,6 +246,8 @@ class PoolJobs:
             self._drop_source(work.src, work.src_slots)
         if work.move:
             self._demoting[work.src] -= len(work.src_slots)
+            if not ok.all():
+                self._paused[work.src] = now + PAUSE_S
         if work.dst in (L1, L2):
             self._settle_target(work.dst, work.dst_slots, work.keys, ok)
         if work.kind == "store":

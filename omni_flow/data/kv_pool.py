@@ -158,13 +158,11 @@ class KvPool:
         least = least or count
         if not 1 <= least <= count:
             raise BadArgument(f"reserve {count} pages, at least {least}", "count ≥ least ≥ 1")
-        own = account.reserved[tier]
-        if least > share.limit - own:
+        if least > share.limit:
             self.counters["refused"] += 1
             raise NeverFits(
-                f"{least} pages of {slots.name} in pool {self.spec.name}: the share {share.name!r} is {share.limit} "
-                f"pages, this session has {own} of them reserved",
-                "ask for fewer pages or give reserved ones back",
+                f"{least} pages of {slots.name} in pool {self.spec.name}: the share {share.name!r} is {share.limit} pages",
+                "ask for fewer pages, or enlarge the tier or the quota",
                 self.holders(),
             )
 
@@ -237,7 +235,9 @@ class KvPool:
         if not urgent and self.spec.demote:
             alone = np.flatnonzero(self.table.tiers[tier.row[victims]] == bit)
             if len(alone):
-                victims = np.delete(victims, alone[: self.demote(bit, victims[alone], now)])
+                planned = self.demote(bit, victims[alone], now)
+                coming = self.demoting(bit) or (bit == L1 and self.demoting(L2))
+                victims = np.delete(victims, alone if coming else alone[:planned])
         if len(victims):
             self.evict(bit, victims)
         return tier.free.count >= count

@@ -116,6 +116,11 @@ class Message:
         self.columns = columns
         self.fds = fds
 
+    def take_fds(self) -> list[int]:
+        """The descriptors that came along; from now on the caller's to close. The server closes those nobody takes."""
+        taken, self.fds = list(self.fds), ()
+        return taken
+
     def own(self) -> Message:
         """The same message with memory of its own."""
         columns = [column.copy() for column in self.columns]

@@ -320,6 +320,9 @@ class Server:
             self.counters["internal_errors"] += 1
             log.exception("op %s of %s", message.op, session)
             session.fail(message, InternalError(f"{type(error).__name__}: {error}", "see the log; this is a defect"))
+        finally:
+            for fd in message.fds:
+                os.close(fd)
 
     def _hello(self, session: Session, message: Message) -> None:
         hello = message.body(Hello)

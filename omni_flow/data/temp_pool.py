@@ -126,13 +126,14 @@ class TempPool:
         taken: Callable[[int, Leased], None],
         failed: Callable[[DataError], None],
     ) -> None:
-        """Lease 1 to `count` slots for `nbytes` each, waiting until the deadline for the first.
+        """Lease 1 to `count` slots for `nbytes` each (a sixteenth of the arena at most), waiting for the first.
 
         Calls exactly one of `taken(slot size, [(entry, slot, generation)])` and `failed`.
         """
         if nbytes < 1 or not 1 <= count <= 256:
             raise BadArgument(f"{count} slots of {nbytes} bytes", "1 to 256 slots of at least a byte")
         size, order = self.size_of(nbytes)
+        count = min(count, max(1, self.capacity() // (16 * size)))
         if self.client_bytes and size > self.client_bytes:
             raise NeverFits(f"a slot of {size} bytes, a client may hold {self.client_bytes}", "raise temp_client_bytes")
         if account.ledger is None:

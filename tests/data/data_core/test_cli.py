@@ -1,0 +1,84 @@
+"""`omni-flow memory …` and the metrics against a running manager."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from omni_flow.data.cli import memory_app, parse_pool, parse_size
+from omni_flow.data.client import MemoryManagerClient
+from omni_flow.data.errors import Disconnected
+from omni_flow.data.metrics import registry_of
+
+from .conftest import Make, keys, store
+
+RUN = CliRunner()
+
+
+def test_inspect_top_check_and_bench_answer_in_json(manager: Make) -> None:
+    server = manager(temp_bytes=1 << 20)
+    with server.client(name="someone") as client:
+        store(client, keys(5), pin=True)
+        rows = json.loads(RUN.invoke(memory_app, ["inspect", "-a", server.path, "--json"]).stdout)
+        assert [row["held"]["kv"] for row in rows if row["name"] == "someone"] == [[0, 5]]
+        figures = json.loads(RUN.invoke(memory_app, ["top", "-a", server.path, "--json"]).stdout)
+        assert figures["pool_stored/kv"] == 5
+        assert json.loads(RUN.invoke(memory_app, ["check", "-a", server.path, "--json"]).stdout) == []
+        speed = json.loads(RUN.invoke(memory_app, ["bench", "-a", server.path, "--json"]).stdout)
+        assert set(speed) == {"ping_us", "probe_one_us", "probe_512_us", "temp_cycle_us"}
+
+
+def test_without_a_manager_the_commands_say_so() -> None:
+    for command in ("inspect", "top", "check", "bench"):
+        result = RUN.invoke(memory_app, [command, "-a", "/nowhere/memory.sock"])
+        assert result.exit_code == 1
+
+
+def test_metrics_carry_the_pool_as_a_label(manager: Make) -> None:
+    with manager().client() as client:
+        store(client, keys(7))
+        client.lookup("kv", keys(2))
+        registry = registry_of(client)
+        assert registry.get_sample_value("omni_data_pool_stored_total", {"pool": "kv"}) == 7
+        assert registry.get_sample_value("omni_data_pool_misses_total", {"pool": "kv"}) == 2
+        assert registry.get_sample_value("omni_data_pool_l1_free", {"pool": "kv"}) == 249
+        assert registry.get_sample_value("omni_data_up") == 1
+
+
+def test_serve_runs_until_sigterm_and_exports_metrics(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    path = str(tmp_path / "m.sock")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "omni_flow.data.cli", "serve", "--path", path, "--metrics-port", str(port)]
+    pool = ["--pool", "name=kv,page=4K,l1=64,l2=64,policy=lru", "--temp", "1M"]
+    with subprocess.Popen([*command, *pool], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert json.loads(process.stderr.readline())["event"] == "memory manager ready"
+        with MemoryManagerClient(path, name="waits") as client:
+            while len(client.inspect()) < 4:
+                assert not client.wait_end(0.02)
+        page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
+        assert 'omni_data_pool_l1_slots{pool="kv"} 64.0' in page
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    with pytest.raises(Disconnected):
+        MemoryManagerClient(path)
+
+
+def test_sizes_and_pools_are_read_as_people_write_them() -> None:
+    assert [parse_size(text) for text in ("64K", "1.5M", "2G", "77")] == [65536, 3 << 19, 2 << 30, 77]
+    spec = parse_pool("name=kv,page=2M,l1=16,l3=9")
+    assert (spec.page_bytes, spec.l1_pages, spec.l2_pages, spec.l3_pages) == (2 << 20, 16, 0, 9)
+    for text in ("kv", "name=kv", "name=kv,page=x,l1=1"):
+        with pytest.raises(Exception, match="write"):
+            parse_pool(text)

@@ -1,0 +1,297 @@
+"""Demotion, promotion and jobs with real mover processes, and with movers that misbehave."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from omni_flow.data.client import MemoryManagerClient
+from omni_flow.data.errors import BadToken, JobFailed, NoMover, PoolFull, Refused
+from omni_flow.data.kv_pool import PoolSpec
+from omni_flow.data.messages import L1, L2, L3, Job, JobDone, L3Change, TierState
+from omni_flow.data.protocol import Column, Message, Op
+
+from .conftest import Make, Manager, keys
+
+PAGE = 64
+SPEC = PoolSpec(name="kv", page_bytes=PAGE, l1_pages=64, l2_pages=256)
+DEEP = PoolSpec(name="kv", page_bytes=PAGE, l1_pages=16, l2_pages=32, l3_pages=1000)
+
+
+def wait_for_mover(client: MemoryManagerClient) -> None:
+    while not client.stats()["job_movers"]:
+        client.wait_end(0.01)
+
+
+def fill(client: MemoryManagerClient, names: np.ndarray, batch: int = 8) -> None:
+    """Write pages whose bytes are the first byte of their key."""
+    pages = client.arena("kv/l1", write=True).pages(PAGE, client.welcome.pools[0].l1_pages)
+    for at in range(0, len(names), batch):
+        part = names[at : at + batch]
+        room = client.reserve("kv", len(part), timeout=20)
+        pages[room.slots] = part[:, :1]
+        client.commit("kv", room.token, part)
+
+
+def right_bytes(client: MemoryManagerClient, names: np.ndarray) -> int:
+    """How many of the pages are there and have the right bytes; those there with wrong ones fail."""
+    info = client.welcome.pools[0]
+    maps = {
+        L1: client.arena("kv/l1").pages(PAGE, info.l1_pages),
+        L2: client.arena("kv/l2").pages(PAGE, info.l2_pages),
+    }
+    there = 0
+    for name in names:
+        found = client.lookup("kv", name[None])
+        if found.pages:
+            page = maps[int(found.tiers[0])][found.slots[0]]
+            assert (page == name[0]).all()
+            client.unpin("kv", found.lease)
+            there += 1
+    return there
+
+
+def test_pages_go_down_instead_of_away_and_come_back_right(manager: Make) -> None:
+    with manager(pools=(SPEC,), movers=(("copy",),)).client() as client:
+        wait_for_mover(client)
+        names = keys(200)
+        fill(client, names)
+        assert right_bytes(client, names) == 200
+        assert client.fetch("kv", names[:16]).all()
+        assert (client.probe("kv", names[:16]) & L1).all()
+        assert right_bytes(client, names) == 200
+        assert client.fetch("kv", keys(3)).tolist() == [0, 0, 0]
+
+
+def test_without_a_mover_pages_are_dropped_and_fetching_says_so(manager: Make) -> None:
+    with manager(pools=(SPEC,)).client() as client:
+        names = keys(200)
+        fill(client, names)
+        assert right_bytes(client, names) == 64
+        with pytest.raises(NoMover):
+            client.pull("kv", names[:1], "elsewhere")
+
+
+def test_a_killed_mover_is_started_again_and_loses_no_slot(manager: Make) -> None:
+    server = manager(pools=(SPEC,), movers=(("copy",),))
+    with server.client() as client:
+        wait_for_mover(client)
+        for _ in range(3):
+            pid = next(row["pid"] for row in client.inspect() if row["role"] == "mover")
+            os.kill(pid, signal.SIGKILL)
+            names = keys(150)
+            fill(client, names)
+            wait_for_mover(client)
+            right_bytes(client, names)
+            assert client.check() == []
+
+
+class FakeDisk:
+    """A mover for L3 in this process, on a dictionary; `sick` makes it fail or fall silent."""
+
+    def __init__(self, server: Manager) -> None:
+        self.client = MemoryManagerClient(server.path, role="mover", name="disk", kinds=("store", "load", "copy"))
+        self.records: dict[int, bytes] = {}
+        self.sick = ""
+        self.jobs: list[tuple[Job, list[Column]]] = []
+        self._stop = threading.Event()
+        self.client.on_event = self._event
+        self.client.call(Op.TIER_STATE, TierState("kv", L3, True))
+        self.arenas = {
+            L1: self.client.arena("kv/l1", write=True).pages(PAGE, 16),
+            L2: self.client.arena("kv/l2", write=True).pages(PAGE, 32),
+        }
+        self._calls: queue.SimpleQueue[tuple[L3Change, tuple[Column, ...], threading.Event]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _event(self, message: Message) -> None:
+        if message.op == Op.JOB:
+            own = message.own()
+            self.jobs.append((own.body(Job), own.columns))
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self.client.wait_end(0.01)
+            while not self._calls.empty():
+                body, columns, done = self._calls.get()
+                self.client.call(Op.L3_CHANGE, body, columns)
+                done.set()
+            while self.jobs and self.sick != "silent":
+                self._one(*self.jobs.pop(0))
+
+    def _one(self, job: Job, columns: list[Column]) -> None:
+        _, src, dst, places, names = columns
+        ok = np.ones(len(src), np.uint8)
+        made = np.zeros(len(src), np.uint64)
+        for i in range(len(src)):
+            if job.kind == "copy":
+                self.arenas[job.dst][dst[i]] = self.arenas[job.src][src[i]]
+            elif job.kind == "store":
+                made[i] = len(self.records) + 1
+                self.records[int(made[i])] = self.arenas[L2][src[i]].tobytes()
+            else:
+                record = self.records.get(int(places[i]))
+                ok[i] = record is not None and self.sick != "rotten"
+                if ok[i]:
+                    assert record is not None
+                    self.arenas[L2][dst[i]] = np.frombuffer(record, np.uint8)
+        if self.sick == "failing":
+            ok[:] = 0
+        self.client.call(Op.JOB_DONE, JobDone(job.id), (ok, made) if job.kind == "store" else (ok,))
+
+    def tell(self, what: str, *columns: Column) -> None:
+        """Have the mover's thread say what has changed in L3."""
+        done = threading.Event()
+        self._calls.put((L3Change("kv", what), columns, done))
+        assert done.wait(20)
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        self.client.close()
+
+
+@pytest.fixture
+def disk(manager: Make) -> Iterator[tuple[Manager, FakeDisk]]:
+    server = manager(pools=(DEEP,))
+    fake = FakeDisk(server)
+    yield server, fake
+    if not fake._stop.is_set():
+        fake.close()
+
+
+def test_pages_reach_the_third_tier_and_are_fetched_from_there(disk: tuple[Manager, FakeDisk]) -> None:
+    server, _ = disk
+    with server.client() as client:
+        names = keys(300)
+        fill(client, names, 4)
+        tiers = client.probe("kv", names)
+        assert (tiers & L3).any()
+        lost = int((tiers == 0).sum())
+        deep = names[tiers == L3][:8]
+        assert client.fetch("kv", deep).all()
+        assert right_bytes(client, deep) == 8
+        assert lost == 0
+        assert client.check() == []
+
+
+def test_a_bad_record_is_a_miss_and_never_wrong_bytes(disk: tuple[Manager, FakeDisk]) -> None:
+    server, fake = disk
+    with server.client() as client:
+        names = keys(200)
+        fill(client, names, 4)
+        deep = names[client.probe("kv", names) == L3][:8]
+        fake.sick = "rotten"
+        assert client.fetch("kv", deep).tolist() == [0] * len(deep)
+        assert client.probe("kv", deep).tolist() == [0] * len(deep)
+        assert client.stats()["pool_bad_records/kv"] == len(deep)
+
+
+def test_a_failing_disk_stops_nobody(disk: tuple[Manager, FakeDisk]) -> None:
+    server, fake = disk
+    fake.sick = "failing"
+    with server.client() as client:
+        fill(client, keys(200), 4)
+        assert client.check() == []
+
+
+def test_a_silent_disk_delays_nobody_past_the_deadline(disk: tuple[Manager, FakeDisk]) -> None:
+    server, fake = disk
+    with server.client() as client:
+        names = keys(200)
+        fill(client, names, 4)
+        deep = names[client.probe("kv", names) == L3][:4]
+        fake.sick = "silent"
+        with pytest.raises(JobFailed):
+            client.fetch("kv", deep, timeout=0.3)
+        for _ in range(30):
+            room = client.reserve("kv", 4, timeout=0.05)
+            client.commit("kv", room.token, keys(4))
+        fake.sick = ""
+        while client.stats()["pool_jobs_running/kv"]:
+            client.wait_end(0.01)
+        assert client.check() == []
+
+
+def test_a_disk_that_dies_takes_its_copies_along(disk: tuple[Manager, FakeDisk]) -> None:
+    server, fake = disk
+    with server.client() as client:
+        names = keys(200)
+        fill(client, names, 4)
+        fake.sick = "silent"
+        fake.close()
+        server.settle()
+        assert not (client.probe("kv", names) & L3).any()
+        assert client.stats()["pool_l3_pages/kv"] == 0
+        assert client.stats()["pool_jobs_running/kv"] == 0
+        assert client.check() == []
+
+
+def test_a_recovered_disk_is_found_again(disk: tuple[Manager, FakeDisk]) -> None:
+    server, fake = disk
+    with server.client() as client:
+        names = keys(1200)
+        places = np.arange(1, 1201, dtype=np.uint64)
+        for i, name in enumerate(names):
+            fake.records[i + 1] = bytes([name[0]]) * PAGE
+        fake.tell("recovered", names, places, places)
+        assert client.stats()["pool_l3_pages/kv"] == 1000
+        assert client.fetch("kv", names[:8], tier=L2).all()
+        assert right_bytes(client, names[:8]) == 8
+        fake.tell("moved", names[8:9], places[8:9], places[9:10] + 7000)
+        fake.tell("dropped", names[8:10], places[8:10], places[8:10])
+        assert client.probe("kv", names[8:10]).tolist() == [L3, 0]
+
+
+def test_a_lookup_starts_the_prefetch_of_what_follows(disk: tuple[Manager, FakeDisk]) -> None:
+    server, fake = disk
+    with server.client() as client:
+        names = keys(8)
+        places = np.arange(1, 9, dtype=np.uint64)
+        for i, name in enumerate(names):
+            fake.records[i + 1] = bytes([name[0]]) * PAGE
+        fake.tell("recovered", names, places, places)
+        assert client.lookup("kv", names, prefetch=True).pages == 0
+        while client.lookup("kv", names, pin=False).pages < 8:
+            client.wait_end(0.01)
+        assert right_bytes(client, names) == 8
+
+
+def test_only_movers_report_jobs_and_only_their_own(disk: tuple[Manager, FakeDisk]) -> None:
+    server, fake = disk
+    with server.client() as client:
+        with pytest.raises(Refused):
+            client.call(Op.JOB_DONE, JobDone(1), (np.ones(1, np.uint8),))
+        with pytest.raises(Refused):
+            client.call(Op.TIER_STATE, TierState("kv", L3, False))
+        with pytest.raises(BadToken):
+            MemoryManagerClient(server.path, role="mover", kinds=("push",)).call(
+                Op.JOB_DONE, JobDone(1), (np.ones(1, np.uint8),)
+            )
+
+
+def test_at_full_occupancy_every_wait_ends(disk: tuple[Manager, FakeDisk]) -> None:
+    server, _ = disk
+    with server.client() as holder, server.client() as client:
+        names = keys(12)
+        fill(holder, names)
+        pins = holder.lookup("kv", names)
+        full = 0
+        for _ in range(40):
+            try:
+                room = client.reserve("kv", 8, timeout=0.05)
+                client.commit("kv", room.token, keys(8))
+            except PoolFull as error:
+                assert error.holders
+                full += 1
+        assert full == 40
+        holder.unpin("kv", pins.lease)
+        fill(client, keys(40), 8)
+        assert client.check() == []

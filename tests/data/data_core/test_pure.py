@@ -1,0 +1,160 @@
+"""The pure parts against simple oracles."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omni_flow.data.buddy import MIN_BLOCK, Buddy, Extents
+from omni_flow.data.digest_index import DigestIndex
+from omni_flow.data.page_table import PageTable
+from omni_flow.data.prefix import first_needed, longest_prefix
+from omni_flow.data.waits import Waiter, WaitQueue
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.booleans(), st.lists(st.integers(0, 119), min_size=1, max_size=40, unique=True)), max_size=12
+    ),
+    st.integers(0, 2),
+)
+def test_the_index_answers_as_a_dictionary_does(steps: list[tuple[bool, list[int]]], crowding: int) -> None:
+    keys = np.random.default_rng(7).integers(0, 256, (120, 32), np.uint8)
+    if crowding:
+        keys[:, :8] = 5
+    if crowding == 2:
+        keys[:, 8:12] = 9
+    index = DigestIndex(keys)
+    there: set[int] = set()
+    for insert, rows in steps:
+        chosen = [row for row in rows if (row not in there) == insert]
+        (index.insert if insert else index.delete)(np.array(chosen, np.uint32))
+        there = there | set(chosen) if insert else there - set(chosen)
+        expected = [row if row in there else -1 for row in range(120)]
+        assert index.find(keys).tolist() == expected
+        assert [index.find_one(key.tobytes()) for key in keys] == expected
+        assert index.check() == []
+        assert len(index) == len(there)
+
+
+def test_deleting_all_keys_leaves_the_index_as_it_was_made() -> None:
+    keys = np.random.default_rng(1).integers(0, 256, (1000, 32), np.uint8)
+    keys[:, :8] = keys[0, :8]
+    index = DigestIndex(keys)
+    for _ in range(3):
+        index.insert(np.arange(1000, dtype=np.uint32))
+        index.delete(np.random.default_rng(2).permutation(1000).astype(np.uint32))
+    assert not index._passed.any()
+    assert len(index) == 0
+
+
+@given(st.lists(st.tuples(st.lists(st.booleans(), min_size=8, max_size=8), st.integers(0, 4)), min_size=1, max_size=3))
+def test_the_longest_prefix_is_the_longest_every_group_can_serve(groups: list[tuple[list[bool], int]]) -> None:
+    def usable(n: int) -> bool:
+        return all(all(hit[first_needed(n, window) : n]) for hit, window in groups)
+
+    expected = max(n for n in range(9) if usable(n))
+    found = longest_prefix([np.array(hit) for hit, _ in groups], [window for _, window in groups])
+    assert found == expected
+
+
+@settings(deadline=None)
+@given(st.integers(1, 70), st.lists(st.tuples(st.booleans(), st.integers(0, 6)), max_size=80))
+def test_blocks_never_overlap_and_all_come_back(pages: int, steps: list[tuple[bool, int]]) -> None:
+    buddy = Buddy(pages * MIN_BLOCK)
+    taken: dict[int, int] = {}
+    for take, number in steps:
+        if take:
+            at = buddy.take(number)
+            if at is None:
+                continue
+            size = MIN_BLOCK << number
+            assert at % size == 0
+            assert at + size <= buddy.size
+            assert all(at + size <= b or b + (MIN_BLOCK << k) <= at for b, k in taken.items())
+            taken[at] = number
+        elif taken:
+            at = sorted(taken)[number % len(taken)]
+            buddy.give(at, taken.pop(at))
+        used = sum(MIN_BLOCK << k for k in taken.values())
+        assert buddy.free_bytes == buddy.size - used
+    for at, order in taken.items():
+        buddy.give(at, order)
+    assert buddy._free == Buddy(pages * MIN_BLOCK)._free
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 9)), max_size=60))
+def test_extents_join_again_when_they_come_back(steps: list[tuple[bool, int]]) -> None:
+    area = Extents(MIN_BLOCK, 40 * MIN_BLOCK)
+    taken: list[tuple[int, int]] = []
+    for take, number in steps:
+        if take:
+            at = area.take(number * MIN_BLOCK)
+            if at is not None:
+                taken.append((at, number * MIN_BLOCK))
+        elif taken:
+            area.give(*taken.pop(number % len(taken)))
+        assert area.free_bytes + sum(length for _, length in taken) == 40 * MIN_BLOCK
+    for piece in taken:
+        area.give(*piece)
+    assert area._free == [(MIN_BLOCK, 40 * MIN_BLOCK)]
+
+
+def test_nobody_overtakes_the_head_of_the_queue() -> None:
+    queue, served, expired, room = WaitQueue(), [], [], [0]
+
+    def waiter(name: str, want: int, deadline: float) -> Waiter:
+        def attempt(_last: bool) -> bool:
+            if room[0] < want:
+                return False
+            room[0] -= want
+            served.append(name)
+            return True
+
+        return Waiter(1, want, deadline, attempt, lambda: expired.append(name))
+
+    for one in (waiter("big", 5, 9.0), waiter("small", 1, 9.0), waiter("hasty", 1, 1.0)):
+        queue.add(one)
+    room[0] = 3
+    queue.pump()
+    assert served == []
+    assert queue.tick(2.0) == 9.0
+    assert (served, expired) == (["hasty"], [])
+    room[0] = 6
+    queue.pump()
+    assert served == ["hasty", "big", "small"]
+    assert not queue
+
+
+def test_sealing_keeps_the_first_of_equal_keys() -> None:
+    table = PageTable(8, 0)
+    keys = np.random.default_rng(3).integers(0, 256, (3, 32), np.uint8)[[0, 1, 0, 2]]
+    slots = table.l1.reserve(4)
+    status, final = table.seal(1, slots, keys)
+    assert status.tolist() == [0, 0, 1, 0]
+    assert final.tolist() == [slots[0], slots[1], slots[0], slots[3]]
+    table.l1.release(slots[2:3])
+    more = table.l1.reserve(1)
+    status, final = table.seal(1, more, keys[1:2])
+    assert (status.tolist(), final.tolist()) == ([1], [slots[1]])
+    table.l1.release(more)
+    assert table.check_integrity() == []
+
+
+def test_keys_with_equal_beginnings_are_told_apart() -> None:
+    table = PageTable(8, 0)
+    keys = np.zeros((4, 32), np.uint8)
+    keys[:, 31] = [1, 2, 1, 3]
+    status, _ = table.seal(1, table.l1.reserve(4), keys)
+    assert status.tolist() == [0, 0, 1, 0]
+
+
+def test_a_page_costs_at_most_150_bytes() -> None:
+    from omni_flow.data.kv_pool import KvPool, PoolSpec
+
+    pool = KvPool(PoolSpec(name="kv", page_bytes=64, l1_pages=1 << 16))
+    shares = sum(s.counts.nbytes for s in (*pool.shared.values(), *pool.staging.values()))
+    policies = sum(policy.nbytes() for policy in pool.policies.values())
+    assert (pool.table.nbytes + policies + shares) / (1 << 16) <= 150
