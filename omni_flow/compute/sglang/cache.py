@@ -11,40 +11,18 @@ from typing import Any
 
 import numpy as np
 
+from omni_flow.compute.prefix import PageChain, match_end
 from omni_flow.compute.sglang.allocator import own_pages, to_device
 from omni_flow.compute.sglang.takeover import Takeover, current
-from omni_flow.data.identity import MediaSpan, PageHash, page_hashes
 
 BACKEND = "omni_flow"
 
 
-class Chain:
-    """Page keys of one request, made as its tokens come. Kept on the request as `omni_chain`."""
-
-    __slots__ = ("keys", "media", "root")
-
-    def __init__(self, root: PageHash, media: Sequence[MediaSpan] = ()) -> None:
-        self.root = root
-        self.media = tuple(media)
-        self.keys: list[PageHash] = []
-
-    def upto(self, tokens: Any, count: int, page_size: int) -> list[PageHash]:
-        """Keys of the full pages of the first `count` tokens."""
-        pages = count // page_size
-        done = len(self.keys)
-        if done < pages:
-            start = done * page_size
-            new = np.asarray(tokens[start : pages * page_size], np.int64).astype(np.uint32)
-            media = [MediaSpan(m.start - start, m.length, m.digest) for m in self.media if m.start + m.length > start]
-            self.keys += page_hashes(self.keys[-1] if done else self.root, new, page_size, media)
-        return self.keys[:pages]
-
-
-def chain_of(request: Any) -> Chain:
+def chain_of(request: Any) -> PageChain:
     """The chain of a request; one that came without gets the engine's own namespace."""
-    chain: Chain | None = request.__dict__.get("omni_chain")
+    chain: PageChain | None = request.__dict__.get("omni_chain")
     if chain is None:
-        chain = request.__dict__["omni_chain"] = Chain(current().root_of(b""))
+        chain = request.__dict__["omni_chain"] = PageChain(current().root_of(b""))
     return chain
 
 
@@ -94,9 +72,13 @@ def _cache_class() -> type:
             tokens = request.full_untruncated_fill_ids
             limit = request._compute_max_prefix_len(len(tokens))
             limit = len(tokens) if limit is None else min(limit, len(tokens))
-            if self.takeover.match_end is not None:
-                limit = self.takeover.match_end(request, limit)
-            node = self.book.match(chain_of(request).upto(tokens, limit, self.page_size))
+            chain = chain_of(request)
+            node = self.book.match(chain.upto(tokens, limit, self.page_size))
+            found = node.depth * self.page_size
+            allowed = match_end(found, chain.media, self.page_size, self.takeover.rule)
+            for _ in range((found - allowed) // self.page_size):
+                assert node.parent is not None
+                node = node.parent
             return MatchResult(self._slots(node.chain()), node, node, node)
 
         def _seal(self, request: Any, tokens: Any, count: int, rewrite: bool) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from omni_flow.compute.sglang.cache import Chain
+from omni_flow.compute.prefix import PageChain
 from omni_flow.compute.sglang.takeover import current
 from omni_flow.compute.sglang.wire import (
     AskStats,
@@ -231,7 +231,7 @@ def scheduler_class() -> type:
             if message is not None and "omni_chain" not in req.__dict__:
                 takeover = current()
                 media = [MediaSpan(m.start, m.length, MediaDigest(m.digest)) for m in message.media]
-                req.omni_chain = Chain(takeover.root_of(message.tenant), media)
+                req.omni_chain = PageChain(takeover.root_of(message.tenant), media)
                 req.omni_sampling = message.sampling
                 req.omni_logits = message.logits
             super()._add_request_to_queue(req, is_retracted)

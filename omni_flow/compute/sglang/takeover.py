@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from omni_flow.compute.errors import ComputeError
+from omni_flow.compute.prefix import MatchRule, anywhere
 from omni_flow.compute.sglang.pages import PageBook
 from omni_flow.data.identity import Namespace, PageHash
 
@@ -26,6 +27,7 @@ class Takeover:
         arena: a tensor of bytes for `nbytes` of KV, or None to let SGLang allocate.
         arena_pages: pages of the arena, padding page 0 included; 0: the quota and one.
         batch: the batch SGLang allocates for, see `allocator.remember_batch`.
+        rule: where the model lets a match end.
     """
 
     book: PageBook
@@ -35,7 +37,7 @@ class Takeover:
     arena: Callable[[int], Any] | None = None
     arena_pages: int = 0
     batch: Any = None
-    match_end: Callable[[Any, int], int] | None = None
+    rule: MatchRule = anywhere
     counters: dict[str, int] = field(default_factory=lambda: {"hit_tokens": 0, "sealed": 0, "replaced": 0})
     _roots: dict[bytes, PageHash] = field(default_factory=dict)
 
