@@ -221,7 +221,7 @@ def the_tail_is_flushed_for_new_frames_only(patch: Patch) -> None:
     stop = Windows._stop
 
     def flush(self: Windows) -> int | None:
-        total = self._base + len(self._values)
+        total = self._base + len(self._cells)
         return stop(self) or (total if self._over is False and self._start < total else None)
 
     patch.setattr(Windows, "_stop", flush)
