@@ -10,7 +10,8 @@ import asyncio
 import itertools
 import logging
 import os
-from collections.abc import Callable, Mapping
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol
 
 from omni_flow.control.codec import Codec
@@ -26,7 +27,7 @@ from omni_flow.deploy.blame import blame
 from omni_flow.deploy.errors import LaunchError, UnknownRole
 from omni_flow.deploy.link import NurseryLink
 from omni_flow.deploy.messages import Setup
-from omni_flow.deploy.places import UP, PlaceStatus, RoleStatus
+from omni_flow.deploy.places import BACKOFF_S, UP, PlaceStatus, RoleStatus
 from omni_flow.deploy.rundir import RunDir
 from omni_flow.deploy.supervisor import Supervisor
 
@@ -117,6 +118,7 @@ class LocalLauncher:
         on_event: Callable[[str], None] | None = None,
         grace_s: float = 5.0,
         stall_s: float = 30.0,
+        backoff_s: Sequence[float] = BACKOFF_S,
         log_level: str = "INFO",
         debug: bool = False,
     ) -> None:
@@ -127,11 +129,14 @@ class LocalLauncher:
         self._credit, self._limits = credit, limits
         self._grace_s, self._stall_s, self._log_level = grace_s, stall_s, log_level
         self._transport = transport
+        self._key = secrets.token_hex(32) if transport == "tcp" else None
         self._target = _target_for(start, target)
         self._numbers = itertools.count()
         self._run_dir = RunDir(run_dir)
         notify = on_event or (lambda line: log.info("%s", line))
-        self._supervisor = Supervisor(self._plan, self._make_link, self._new_address, notify, debug=debug)
+        self._supervisor = Supervisor(
+            self._plan, self._make_link, self._new_address, notify, backoff_s=backoff_s, debug=debug
+        )
         try:
             self._first_link = self._make_link()
         except BaseException:
@@ -152,7 +157,7 @@ class LocalLauncher:
         membership = self._supervisor.membership
         self.node = Node(
             self._plan,
-            make_transport(self._new_address(), BatchCodec()),
+            make_transport(self._new_address(), BatchCodec(), key=self._key),
             Values(Codec()),
             credit=self._credit,
             on_control=membership.on_control,
@@ -168,6 +173,7 @@ class LocalLauncher:
                 grace_s=self._grace_s,
                 stall_s=self._stall_s,
                 log_level=self._log_level,
+                key=self._key,
             )
             self._supervisor.attach(self._first_link, setup, self.gateway)
             await self._supervisor.launch(self._counts)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,7 +14,7 @@ from omni_flow.control.graph import Graph
 from omni_flow.control.runtime.client import AsyncRequest, AsyncSession, Caller, Request, Session
 from omni_flow.control.runtime.gateway import Gateway, Limits
 from omni_flow.deploy.launchers import Launcher, LocalLauncher, LoopLauncher, Starts, Transports
-from omni_flow.deploy.places import RoleStatus
+from omni_flow.deploy.places import BACKOFF_S, RoleStatus
 
 __all__ = ["AsyncDeployment", "Deployment", "LocalLauncher", "LoopLauncher", "alaunch", "launch"]
 
@@ -148,7 +147,7 @@ def launch(graph: Graph | CompiledGraph, *, processes: bool = True, **options: A
         graph: what to run; compiled here if it is not.
         processes: a process for each replica. False: all in this process, for tests and notebooks.
         options: `replicas`, `credit`, `limits`; with processes also `transport`, `run_dir`, `start`, `target`,
-            `on_event`, `grace_s`, `stall_s`, `log_level`, `debug`: see `alaunch`.
+            `on_event`, `grace_s`, `stall_s`, `backoff_s`, `log_level`, `debug`: see `alaunch`.
 
     Raises:
         LaunchError: a role could not be loaded; names role, exception and mend. Nothing is left running.
@@ -172,6 +171,7 @@ def alaunch(
     on_event: Callable[[str], None] | None = None,
     grace_s: float = 5.0,
     stall_s: float = 30.0,
+    backoff_s: Sequence[float] = BACKOFF_S,
     log_level: str = "INFO",
     debug: bool = False,
 ) -> AsyncDeployment:
@@ -189,6 +189,7 @@ def alaunch(
         on_event: called on the loop with a line for each thing that happens to a replica.
         grace_s: how long a worker thread may outlive its request before its replica is started anew.
         stall_s: how long role code may keep an event loop from turning before its replica is started anew.
+        backoff_s: waits before the restarts of a replica that dies again and again; after one more its place is down.
         log_level: of the workers, whose logs go to standard error.
         debug: tracebacks in LaunchError.
     """
@@ -206,6 +207,7 @@ def alaunch(
             on_event=on_event,
             grace_s=grace_s,
             stall_s=stall_s,
+            backoff_s=backoff_s,
             log_level=log_level,
             debug=debug,
         )

@@ -41,7 +41,7 @@ class Place:
     `blame` is why this incarnation is being killed, if the supervisor does that.
     """
 
-    def __init__(self, name: str, role: int, role_name: str) -> None:
+    def __init__(self, name: str, role: int, role_name: str, backoff: Sequence[float] = BACKOFF_S) -> None:
         self.name = name
         self.role = role
         self.role_name = role_name
@@ -53,6 +53,7 @@ class Place:
         self.blame = ""
         self._up_since: float | None = None
         self._quick = 0
+        self._backoff = backoff
 
     @property
     def id(self) -> str:
@@ -83,11 +84,11 @@ class Place:
         if self._up_since is not None and now - self._up_since >= SETTLED_S:
             self._quick = 0
         self._up_since = None
-        if self._quick == len(BACKOFF_S):
+        if self._quick == len(self._backoff):
             self.state = DOWN
             return None
         self.state = STARTING
-        wait = BACKOFF_S[self._quick]
+        wait = self._backoff[self._quick]
         self._quick += 1
         return wait
 

@@ -1,4 +1,4 @@
-"""Keeps every place of a deployment occupied: starts replicas, hears of their deaths, starts them again with back-off."""
+"""Keeps every place of a deployment occupied: starts replicas, hears of deaths, starts the next with back-off."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from omni_flow.control.plan import Plan
 from omni_flow.control.runtime.gateway import Gateway
@@ -39,9 +39,10 @@ class Supervisor:
         new_address: Callable[[], str],
         on_event: Notify,
         *,
+        backoff_s: Sequence[float] = BACKOFF_S,
         debug: bool = False,
     ) -> None:
-        self._plan = plan
+        self._backoff = tuple(backoff_s)
         self._make_link = make_link
         self._new_address = new_address
         self._on_event = on_event
@@ -82,7 +83,7 @@ class Supervisor:
         added = []
         for role, k in wanted:
             name = f"{role}/{k}"
-            self.places[name] = Place(name, self._roles[role], role)
+            self.places[name] = Place(name, self._roles[role], role, self._backoff)
             self._waiters[name] = self._loop.create_future()
             added.append(self._waiters[name])
             self._start(name)
@@ -148,7 +149,7 @@ class Supervisor:
             waiter.set_exception(LaunchError({place.role_name: cause}, {place.role_name: trace}, debug=self._debug))
             return
         if wait is None:
-            self._on_event(f"{id} died: {cause}; {place.name} is down after {len(BACKOFF_S) + 1} quick deaths")
+            self._on_event(f"{id} died: {cause}; {place.name} is down after {len(self._backoff) + 1} quick deaths")
             log.error("%s is down: %s", place.name, cause)
             return
         self._on_event(f"{id} died: {cause}; it is started again{f' in {wait:g} s' if wait else ''}")
@@ -218,24 +219,27 @@ class Supervisor:
             await gone
             return
         self.membership.leave([place.id])
+        self._on_event(f"{place.id} is leaving")
         emptied: asyncio.Future[None] = self._loop.create_future()
         self._drains[place.id] = lambda: None if emptied.done() else emptied.set_result(None)
         self._request_finished(None)
         try:
             async with asyncio.timeout(drain_s):
                 await emptied
-                self._retire(place, drain=True)
+                self._retire(place)
                 await asyncio.shield(gone)
         except TimeoutError:
-            self._retire(place, drain=False)
+            cause = f"it left before its requests had ended: they took more than {drain_s:g} s"
+            self.membership.died(place.id, cause)
+            self._link.order(Signal(place.pid, signal.SIGTERM))
             await gone
         finally:
             self._drains.pop(place.id, None)
 
-    def _retire(self, place: Place, drain: bool) -> None:
+    def _retire(self, place: Place) -> None:
         address = self.membership.address(place.id)
         if address is not None:
-            self.membership.node.post(address, Retire(drain))
+            self.membership.node.post(address, Retire(True))
 
     def _request_finished(self, head: Head | None) -> None:
         """Requests may have named a replica that waits to be empty."""

@@ -69,7 +69,7 @@ class Worker:
         on_signal(loop, signal.SIGTERM, self._end_soon)
         node = self._node = Node(
             self._plan,
-            make_transport(start.address, BatchCodec()),
+            make_transport(start.address, BatchCodec(), key=setup.key),
             Values(Codec()),
             credit=setup.credit,
             on_control=self._on_control,
@@ -149,6 +149,11 @@ def on_signal(loop: asyncio.AbstractEventLoop, signum: signal.Signals, call: Cal
     take its own thread for the main one and would not look at signals.
     """
     read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    loop.add_reader(read, os.read, read, 4096)
+
+    def woken() -> None:
+        if signum in os.read(read, 4096):
+            call()
+
+    loop.add_reader(read, woken)
+    signal.signal(signum, lambda _signum, _frame: None)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-    signal.signal(signum, lambda _signum, _frame: loop.call_soon_threadsafe(call))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import queue
 import threading
 from collections import deque
@@ -55,9 +56,16 @@ class Threads:
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
-            job()
+            try:
+                job()
+            except SystemExit as asked:  # of role code: it ends the process, as it does on the loop
+                self.post(functools.partial(_leave, asked))
 
     def close(self) -> None:
         """Let threads end after the job they are at. Does not wait: a hanging job must not hang the replica."""
         for _ in self._threads:
             self._jobs.put(None)
+
+
+def _leave(asked: SystemExit) -> None:
+    raise asked

@@ -1,0 +1,215 @@
+"""Deaths of real processes: what touched them ends, all else goes on, nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omni_flow import Outcome, RequestFailed
+from omni_flow.control.runtime.client import AsyncRequest
+from omni_flow.deploy.local import AsyncDeployment
+
+from .conftest import Events, alive, deployed, ended, pid_of
+from .roles import Echo, Exits, Hangs, Pid, Spawns, Waits, diamond, one
+
+TEXT = "abcdefghijklmnop"
+WHOLE = {"both": TEXT.upper() + TEXT, "each": list(TEXT.upper()), "same": "o"}
+
+
+async def outcome_of(request: AsyncRequest) -> dict[str, Any] | RequestFailed:
+    try:
+        async with asyncio.timeout(20):
+            return await request.result()
+    except RequestFailed as failed:
+        return failed
+
+
+async def under_load(app: AsyncDeployment, kill: str) -> list[Any]:
+    """Outcomes of 30 requests, all of them under way when a replica is killed."""
+    requests = [await app.submit(text=TEXT, other="o") for _ in range(30)]
+    first = aiter(requests[0])
+    await anext(first)
+    await first.aclose()
+    os.kill(pid_of(app, kill), signal.SIGKILL)
+    return [await outcome_of(request) for request in requests]
+
+
+@pytest.mark.parametrize("transport", ["unix", "ipc"])
+@pytest.mark.parametrize("kill", ["letters/0", "upper/0", "upper/1", "lower/1", "join/0"])
+def test_requests_that_touched_a_killed_replica_fail_with_the_cause_and_it_comes_again(
+    kill: str, transport: str
+) -> None:
+    async def body() -> None:
+        events = Events()
+        async with deployed(diamond(), events, transport=transport) as app:
+            outcomes = await under_load(app, kill)
+            failed = [o for o in outcomes if isinstance(o, RequestFailed)]
+            assert failed
+            for failure in failed:
+                assert failure.outcome is Outcome.FAILED
+                assert f"replica {kill}@0 died: its process was ended by SIGKILL" in str(failure)
+            assert all(o == WHOLE for o in outcomes if not isinstance(o, RequestFailed))
+            await events.until(f"{kill}@1 is up")
+            status = app.status()[kill.partition("/")[0]]
+            assert (status.state, sum(r.restarts for r in status.replicas)) == ("up", 1)
+            requests = [await app.submit(text=TEXT, other="o") for _ in range(10)]
+            assert [await outcome_of(r) for r in requests] == [WHOLE] * 10
+
+    asyncio.run(body())
+
+
+def test_requests_that_never_touched_a_killed_replica_are_unharmed(tmp_path: Path) -> None:
+    async def body() -> None:
+        events = Events()
+        async with deployed(one(Waits, replicas=2), events) as app:
+            requests = [await app.submit(x=str(tmp_path / "go")) for _ in range(20)]
+            os.kill(pid_of(app, "r/0"), signal.SIGKILL)
+            await events.until("r/0@0 died")
+            (tmp_path / "go").touch()
+            outcomes = [await outcome_of(request) for request in requests]
+            assert len([o for o in outcomes if isinstance(o, RequestFailed)]) == 10
+            assert [o for o in outcomes if isinstance(o, dict)] == [{"y": "go"}] * 10
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_requests_survive_a_killed_replica_whose_interfaces_declare_retries(replicas: int) -> None:
+    async def body() -> None:
+        events = Events()
+        async with deployed(diamond(upper=replicas, retries=1), events) as app:
+            outcomes = await under_load(app, "upper/0")
+            assert outcomes == [WHOLE] * 30
+            await events.until("upper/0@1 is up")
+
+    asyncio.run(body())
+
+
+def test_a_gateway_goes_on_while_replicas_are_killed_one_after_another() -> None:
+    async def body() -> None:
+        events = Events()
+        async with deployed(diamond(retries=3), events) as app:
+            for epoch in range(3):
+                for place in ("upper/0", "upper/1"):
+                    outcomes = await under_load(app, place)
+                    assert outcomes == [WHOLE] * 30
+                    await events.until(f"{place}@{epoch + 1} is up")
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize(
+    ("method", "cause"),
+    [
+        ("hard", "its process ended with status 9"),
+        ("softly", "role code ended its process: SystemExit('enough')"),
+        ("softly_in_thread", "role code ended its process: SystemExit('enough')"),
+    ],
+)
+def test_a_role_that_ends_its_process_fails_the_request_with_that_cause(method: str, cause: str) -> None:
+    async def body() -> None:
+        async with deployed(one(Exits, method)) as app:
+            failed = await outcome_of(await app.submit(x=""))
+            assert isinstance(failed, RequestFailed)
+            assert cause in str(failed)
+
+    asyncio.run(body())
+
+
+def test_a_thread_that_outlives_its_request_costs_its_replica_a_restart() -> None:
+    async def body() -> None:
+        events = Events()
+        async with deployed(one(Hangs, "in_thread"), events, grace_s=0.2) as app:
+            failed = await outcome_of(await app.submit(x="hang", deadline=0.1))
+            assert isinstance(failed, RequestFailed)
+            assert failed.outcome is Outcome.DEADLINE
+            assert "runs on in its thread 0.2 s after its request was closed" in await events.until("r/0@0 died")
+            await events.until("r/0@1 is up")
+            assert await outcome_of(await app.submit(x="a")) == {"y": "a"}
+
+    asyncio.run(body())
+
+
+def test_async_role_code_that_blocks_its_loop_is_found_and_named() -> None:
+    async def body() -> None:
+        events = Events()
+        async with deployed(one(Hangs, "on_loop"), events, stall_s=0.5) as app:
+            failed = await outcome_of(await app.submit(x="hang"))
+            assert isinstance(failed, RequestFailed)
+            assert "its event loop did not turn for 0.5 s: `async` role code blocks at" in str(failed)
+            assert "roles.py:" in str(failed)
+            await events.until("r/0@1 is up")
+            assert await outcome_of(await app.submit(x="a")) == {"y": "a"}
+
+    asyncio.run(body())
+
+
+def test_a_place_whose_replica_cannot_be_loaded_any_more_goes_down_and_others_serve_on(tmp_path: Path) -> None:
+    class Once:
+        def setup(self) -> None:
+            mine = tmp_path / str(len(os.listdir(tmp_path)))
+            if len(os.listdir(tmp_path)) > 2:
+                raise RuntimeError("no more")
+            mine.touch()
+
+        async def run(self, x: str) -> str:
+            return x
+
+    async def body() -> None:
+        events = Events()
+        async with deployed(one(Once, replicas=2), events, backoff_s=(0.0, 0.01), log_level="CRITICAL") as app:
+            os.kill(pid_of(app, "r/0"), signal.SIGKILL)
+            await events.until("r/0 is down")
+            status = app.status()["r"]
+            assert (status.state, [r.state for r in status.replicas]) == ("degraded", ["down", "up"])
+            assert "RuntimeError: no more" in status.replicas[0].cause
+            assert await outcome_of(await app.submit(x="a")) == {"y": "a"}
+
+    asyncio.run(body())
+
+
+def test_processes_that_a_role_started_end_with_it() -> None:
+    async def body() -> None:
+        async with deployed(one(Spawns)) as app:
+            result = await outcome_of(await app.submit(x=""))
+            assert isinstance(result, dict)
+            child = result["y"]
+            assert alive(child)
+            os.kill(pid_of(app, "r/0"), signal.SIGKILL)
+            await ended(child)
+
+    asyncio.run(body())
+
+
+def test_a_nursery_that_is_killed_is_replaced_with_all_replicas() -> None:
+    async def body() -> None:
+        events = Events()
+        async with deployed(one(Pid, replicas=2), events) as app:
+            before = [pid_of(app, "r/0"), pid_of(app, "r/1")]
+            parent = int(Path(f"/proc/{before[0]}/stat").read_text().rpartition(")")[2].split()[1])
+            os.kill(parent, signal.SIGKILL)
+            for pid in before:
+                await ended(pid)
+            await events.until("r/0@1 is up")
+            await events.until("r/1@1 is up")
+            result = await outcome_of(await app.submit(x=""))
+            assert isinstance(result, dict)
+            assert result["y"] not in before
+
+    asyncio.run(body())
+
+
+def test_a_replica_that_somebody_else_ends_is_started_again() -> None:
+    async def body() -> None:
+        events = Events()
+        async with deployed(one(Echo), events) as app:
+            os.kill(pid_of(app, "r/0"), signal.SIGTERM)
+            assert "its process ended with status 0" in await events.until("r/0@0 died")
+            await events.until("r/0@1 is up")
+
+    asyncio.run(body())
