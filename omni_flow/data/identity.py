@@ -234,6 +234,11 @@ class ObjectRange:
         return cls(*_RANGE.unpack(raw))
 
 
+def object_key(page: PageHash, where: ObjectRange) -> bytes:
+    """Returns the 32-byte name under which every tier keeps an object: SHA-256(b"ob" | page hash | range)."""
+    return hashlib.sha256(b"ob" + page + where.pack()).digest()
+
+
 def handshake_vector() -> bytes:
     """Returns 32 bytes that two processes compare when they connect.
 
@@ -253,4 +258,4 @@ def handshake_vector() -> bytes:
     digest = media_digest(b"content", "448x448", "vit", "w1")
     tokens = np.arange(40, dtype=np.uint32) * np.uint32(0x01000193)
     chain = page_hashes(namespace.root(), tokens, 16, [MediaSpan(10, 20, digest)], partial=True)
-    return hashlib.sha256(b"".join(chain) + ObjectRange(0, 61, 0, 1, 2).pack()).digest()
+    return hashlib.sha256(b"".join(chain) + object_key(chain[-1], ObjectRange(0, 61, 0, 1, 2))).digest()

@@ -20,6 +20,7 @@ from omni_flow.data.identity import (
     PageHash,
     handshake_vector,
     media_digest,
+    object_key,
     page_hashes,
 )
 
@@ -175,7 +176,7 @@ def test_media_digests_are_equal_exactly_when_all_four_parts_are(a, b) -> None:
 
 
 def test_the_handshake_vector_is_the_same_in_every_process_and_release() -> None:
-    expected = "498cc62bb9c2cdab827f9521050650d5fc547adcf338d92be1fc0201ed547210"
+    expected = "061a5fc8d3780a8458a66e96ee2607caee66fb70d1c5febf9d251ae1aedc2343"
     assert handshake_vector().hex() == expected
     code = "from omni_flow.data.identity import handshake_vector; print(handshake_vector().hex())"
     for seed in ("0", "1"):
@@ -225,3 +226,12 @@ def test_object_ranges_survive_packing_or_are_refused(numbers: list[int]) -> Non
     else:
         with pytest.raises(IdentityError):
             ObjectRange.unpack(raw)
+
+
+def test_an_object_is_named_by_its_page_and_its_range() -> None:
+    page, other = page_hashes(ROOT, u32(1, 2), 1)
+    names = {object_key(p, r) for p in (page, other) for r in (ObjectRange(0, 2), ObjectRange(0, 1), ObjectRange(1, 2))}
+    assert len(names) == 6
+    assert (
+        object_key(page, ObjectRange(0, 2)) == hashlib.sha256(b"ob" + page + struct.pack("<5H", 0, 2, 0, 1, 0)).digest()
+    )

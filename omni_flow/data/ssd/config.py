@@ -20,6 +20,13 @@ OnChange = Callable[[str, Bytes, Places, Places], None]
 places, old
 places). Called from threads of the tier, without its lock; must not raise."""
 
+OnState = Callable[[bool, str], None]
+"""Told when the tier turns itself off (False and the reason) and when it is on again. Like `OnChange`."""
+
+
+def _ignore_state(on: bool, reason: str) -> None:
+    return None
+
 
 def _ignore(what: str, keys: Bytes, old: Places, new: Places) -> None:
     return None
@@ -43,7 +50,7 @@ class SsdConfig:
         errors_to_open, first_probe_s: see `Breaker`.
         require_direct: refuse a file system without O_DIRECT instead of using buffered I/O.
         namespaces: ids of the namespaces whose records are worth recovering; None takes all.
-        on_change: see `OnChange`.
+        on_change, on_state: see `OnChange`, `OnState`.
     """
 
     path: Path
@@ -58,6 +65,7 @@ class SsdConfig:
     require_direct: bool = False
     namespaces: frozenset[int] | None = None
     on_change: OnChange = field(default=_ignore)
+    on_state: OnState = field(default=_ignore_state)
 
     def segment(self) -> int:
         """Returns the size of a segment file.

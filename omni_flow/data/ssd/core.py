@@ -33,6 +33,8 @@ class Core:
         self.counters = Counters()
         self.scratch = Scratch()
         self._headers = threading.local()
+        self._telling = threading.Lock()
+        self._told = True
         # Bytes that reclaim may still carry over without exceeding the write amplification.
         self.move_budget = 0.0
         self.directory = SegmentDirectory(config.path, io, require_direct=config.require_direct)
@@ -67,6 +69,7 @@ class Core:
             self.counters.io_errors += 1
             self.breaker.failed(what, error, self.clock())
             self.lock.notify_all()
+        self.tell_state()
 
     def io_stalled(self, what: str) -> None:
         """Notes an I/O past its deadline."""
@@ -74,6 +77,16 @@ class Core:
             self.counters.stalls += 1
             self.breaker.stalled(what, self.clock())
             self.lock.notify_all()
+        self.tell_state()
+
+    def tell_state(self) -> None:
+        """Tells whoever listens, if the tier went off or on. Must not be called with the lock."""
+        with self._telling:
+            with self.lock:
+                on, reason = self.breaker.closed, self.breaker.reason
+            if on != self._told:
+                self._told = on
+                self.config.on_state(on, reason)
 
     def write_records(
         self, extent: Extent, kind: Kind, keys: Sequence[bytes], payloads: Sequence[memoryview]

@@ -84,6 +84,7 @@ class Keeper:
             failure = error
         with core.lock:
             core.breaker.probed(failure, core.clock())
+        core.tell_state()
 
     def seal(self, segment: Segment) -> None:
         """Writes the footer and gives the file its final name. On OSError its records stay readable until a

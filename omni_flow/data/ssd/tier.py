@@ -150,6 +150,12 @@ class SsdTier:
 
     def _room_for(self, lengths: list[int], number: int) -> Extent | None:
         """Takes room, waiting for the keeper where need be; None when there won't be any in time."""
+        try:
+            return self._wait_for_room(lengths, number)
+        finally:
+            self._core.tell_state()
+
+    def _wait_for_room(self, lengths: list[int], number: int) -> Extent | None:
         core = self._core
         limit = core.clock() + core.config.io_deadline_s
         with core.lock:
