@@ -146,6 +146,8 @@ class _Drawing:
         optional = self.chance(self.shape.optional)
         param = f"{field}_{join.value}{levels}".replace(".", "_").replace("/", "_")
         slot = SlotSpec(field, param, optional, join, levels=levels)
+        if join in CLOSING and self.chance(0.2):
+            slot = replace(slot, over=scope[len(scope) - levels])
         if join is Join.COUNT:
             return replace(slot, n=self.count(scope[: len(scope) - levels]))
         if join is Join.WINDOW:

@@ -166,7 +166,7 @@ class _Interpreter:
         if slot.over is None:
             return len(scope) - slot.levels
         for index, source in enumerate(scope):
-            if slot.over in (source, source.rpartition(".")[2]):
+            if source == slot.over or source.endswith(f".{slot.over}"):
                 return index
         raise ValueError(f"{slot.field}: no source {slot.over!r} in its scope {scope}")
 
