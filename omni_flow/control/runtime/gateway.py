@@ -394,6 +394,27 @@ class LiveRequest(Outbox):
                 return
             await self._wait()
 
+    async def batch(self) -> list[tuple[str, Any]]:
+        """The outputs at hand, as (name, value), at least one; none when the request is over.
+
+        They are the caller's: `result` and `partial` don't have them.
+        """
+        while not self._values:
+            if self.outcome is not None:
+                return []
+            await self._wait()
+        taken = []
+        flush = False
+        while self._values:
+            name, value, delivered = self._values.popleft()
+            taken.append((name, value))
+            if delivered.passed:
+                self._request.consumed(delivered)
+                flush = True
+        if flush:
+            self.node.schedule_flush()
+        return taken
+
     async def result(self) -> dict[str, Any]:
         """All outputs: a value (or ABSENT) outside any stream, a list inside one.
 
