@@ -1,16 +1,16 @@
-"""The transfer process of a node: `python -m omni_flow.data.transfer.node CONFIG`, CONFIG in JSON.
+"""The transfer process of a node: `python -m omni_flow.data.transfer.node CONFIG [--ready-fd N]`, CONFIG in JSON.
 
 It is a mover of the memory manager (kinds `pull` and `push`), talks to the same process of every other node over ZMQ,
 keeps the directory, and runs the transfer driver. Third-party transports crash here and not in the manager: the manager
 takes back what the jobs held, and whoever started this process starts it again. It ends when its manager does.
 """
 
+import argparse
 import asyncio
 import contextlib
 import logging
 import os
-import sys
-import time
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from omni_flow.data.aio_client import AsyncMemoryManagerClient
 from omni_flow.data.client import UnixLink, failure_of
 from omni_flow.data.errors import DataError, Disconnected, StaleEpoch
+from omni_flow.data.logs import log_to_stderr
 from omni_flow.data.messages import L1, L2, TIER_NAMES, ArenaInfo, ArenaRef, Job, JobAdd, JobCancel, JobDone
 from omni_flow.data.protocol import ERROR, Column, Message, Op, encode
 from omni_flow.data.transfer import messages as m
@@ -206,14 +207,24 @@ class Node:
         return w.Taken(here.astype(np.uint8).tobytes())
 
 
-async def serve(config: NodeConfig) -> None:
-    """Run a node; says its name and address in one line of JSON on stdout when it may be used."""
+async def serve(config: NodeConfig, ready_fd: int) -> None:
+    """Run a node until its manager ends; writes its name and address to `ready_fd`, if there is one, as JSON."""
     node = await Node.start(config)
-    print(msgspec.json.encode({"node": config.name, "address": node.cluster.address}).decode(), flush=True)
+    if ready_fd >= 0:
+        os.write(ready_fd, msgspec.json.encode({"node": config.name, "address": node.cluster.address}) + b"\n")
+        os.close(ready_fd)
     await node.run()
 
 
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point of the process."""
+    parser = argparse.ArgumentParser(prog="omni-flow-transfer")
+    parser.add_argument("config", help="NodeConfig as JSON")
+    parser.add_argument("--ready-fd", type=int, default=-1)
+    options = parser.parse_args(argv)
+    log_to_stderr()
+    asyncio.run(serve(msgspec.json.decode(options.config, type=NodeConfig), options.ready_fd))
+
+
 if __name__ == "__main__":
-    started = time.monotonic()
-    asyncio.run(serve(msgspec.json.decode(sys.argv[1], type=NodeConfig)))
-    log.info("transfer process ends", extra={"seconds": round(time.monotonic() - started, 3)})
+    main()

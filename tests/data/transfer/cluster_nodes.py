@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -45,10 +46,12 @@ class ClusterNode:
 
     def start_process(self):
         config = msgspec.json.encode(NodeConfig(**self.options)).decode()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "omni_flow.data.transfer.node", config], stdout=subprocess.PIPE
-        )
-        line = self.process.stdout.readline()
+        read, write = os.pipe()
+        command = [sys.executable, "-m", "omni_flow.data.transfer.node", config, "--ready-fd", str(write)]
+        self.process = subprocess.Popen(command, pass_fds=(write,))
+        os.close(write)
+        with open(read, "rb") as ready:
+            line = ready.readline()
         assert line, f"the transfer process ended with {self.process.wait()}"
         self.address = json.loads(line)["address"]
 
@@ -79,15 +82,13 @@ class ClusterNode:
     def kill_process(self):
         self.process.kill()
         self.process.wait()
-        self.process.stdout.close()
 
     def pinned(self):
         stats = self.client.stats()
         return stats[f"pool_l1_pinned/{POOL}"] + stats[f"pool_l2_pinned/{POOL}"]
 
     def close(self):
-        if not self.process.stdout.closed:
-            self.kill_process()
+        self.kill_process()
         self.client.close()
         self.manager.kill()
         self.manager.wait()

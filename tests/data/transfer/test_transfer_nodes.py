@@ -10,8 +10,10 @@ from cluster_nodes import PAGE, POOL, ClusterNode, eventually, keys, page
 
 from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.errors import DataError, NoMover
+from omni_flow.data.layout import AttentionGroup, object_views, plan_gather
 from omni_flow.data.messages import L2
 from omni_flow.data.transfer.client import TransferClient
+from omni_flow.data.transfer.registry import available_drivers
 
 
 @pytest.fixture
@@ -30,13 +32,39 @@ def node(tmp_path):
 
 
 @pytest.fixture
-def pair(node):
-    """Two nodes that have met."""
+def mortal_pair(node):
+    """Two nodes that have met, for tests that kill."""
     first = node("a")
     second = node("b", first)
     eventually(first.transfer.nodes, ("b",))
     eventually(second.transfer.nodes, ("a",))
     return first, second
+
+
+@pytest.fixture(scope="module")
+def kept_pair(tmp_path_factory):
+    """Two nodes that have met, shared by the tests that kill nothing."""
+    place = tmp_path_factory.mktemp("kept")
+    first = ClusterNode(place / "a", "a")
+    second = ClusterNode(place / "b", "b", (first.address,))
+    eventually(first.transfer.nodes, ("b",))
+    eventually(second.transfer.nodes, ("a",))
+    yield first, second
+    for each in (first, second):
+        each.close()
+
+
+@pytest.fixture
+def pair(kept_pair):
+    """The shared nodes, empty."""
+    for each in kept_pair:
+        each.client.drop(POOL, keys(*range(100)))
+    for each in kept_pair:
+        eventually(lambda: each.transfer.locate(POOL, keys(*range(100))), {})  # noqa: B023
+    yield kept_pair
+    for each in kept_pair:
+        assert each.client.check() == []
+        assert each.pinned() == 0
 
 
 def same(found, *numbers):
@@ -106,8 +134,8 @@ def test_a_node_that_comes_later_learns_what_was_there_before(node):
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
-def test_the_rows_of_a_dead_node_are_dropped(pair, how):
-    first, second = pair
+def test_the_rows_of_a_dead_node_are_dropped(mortal_pair, how):
+    first, second = mortal_pair
     first.put(1)
     eventually(lambda: list(second.transfer.locate(POOL, keys(1))), ["a"])
     if how == "killed":
@@ -122,8 +150,8 @@ def test_the_rows_of_a_dead_node_are_dropped(pair, how):
         eventually(lambda: list(second.transfer.locate(POOL, keys(1))), ["a"])
 
 
-def test_a_restarted_transfer_process_is_a_new_life_with_all_rows(pair):
-    first, second = pair
+def test_a_restarted_transfer_process_is_a_new_life_with_all_rows(mortal_pair):
+    first, second = mortal_pair
     first.put(1, 2)
     eventually(lambda: list(second.transfer.locate(POOL, keys(1, 2))), ["a"])
     first.kill_process()
@@ -143,8 +171,8 @@ def pull_all(node, timeout_s, errors):
             errors.append(error)
 
 
-def test_the_death_of_the_puller_gives_the_sources_pins_back(pair):
-    first, second = pair
+def test_the_death_of_the_puller_gives_the_sources_pins_back(mortal_pair):
+    first, second = mortal_pair
     first.put(*range(60))
     os.kill(first.process.pid, signal.SIGSTOP)
     errors = []
@@ -163,8 +191,8 @@ def test_the_death_of_the_puller_gives_the_sources_pins_back(pair):
     assert second.transfer.pull(POOL, keys(*range(60)), "a").all()
 
 
-def test_the_death_of_the_source_ends_the_pull_and_leaks_nothing(pair):
-    first, second = pair
+def test_the_death_of_the_source_ends_the_pull_and_leaks_nothing(mortal_pair):
+    first, second = mortal_pair
     first.put(*range(60))
     os.kill(first.process.pid, signal.SIGSTOP)
     errors = []
@@ -179,8 +207,8 @@ def test_the_death_of_the_source_ends_the_pull_and_leaks_nothing(pair):
     eventually(first.pinned, 0)
 
 
-def test_the_transfer_process_ends_with_its_manager(pair):
-    first, _ = pair
+def test_the_transfer_process_ends_with_its_manager(mortal_pair):
+    first, _ = mortal_pair
     first.manager.kill()
     first.manager.wait()
     assert first.process.wait(20) == 0
@@ -237,3 +265,38 @@ def test_garbage_at_the_control_port_changes_nothing(pair):
     context.term()
     first.put(1)
     assert second.transfer.pull(POOL, keys(1), "a").all()
+
+
+@pytest.mark.parametrize("driver", available_drivers())
+def test_a_pull_works_over_each_driver(node, driver):
+    first = node("a", driver=driver)
+    second = node("b", first, driver=driver)
+    eventually(second.transfer.nodes, ("a",))
+    first.put(1, 2)
+    assert second.transfer.pull(POOL, keys(1, 2), "a").all()
+    assert same(second.get(1, 2), 1, 2)
+
+
+def test_a_reader_with_another_tp_on_another_node_gathers_what_it_needs(pair):
+    """Four writers of two KV heads each on one node; on the other, rank 1 of 2 reads four heads."""
+    first, second = pair
+    group = AttentionGroup("g", layers=2, kv_heads=8, tokens=16, key_bytes=128, value_bytes=128)
+    boxes = [group.share(4, rank) for rank in range(4)]
+    assert group.nbytes(boxes[0]) == PAGE
+    whole = [np.random.default_rng(n).integers(0, 256, (2, 16, 8, 128), np.uint8) for n in range(2)]
+    pages = {}
+    for rank, box in enumerate(boxes):
+        pages[rank] = np.zeros(PAGE, np.uint8)
+        for view, block in zip(object_views(group, box, pages[rank]), whole, strict=True):
+            view[:] = block[:, :, box.heads.start : box.heads.stop]
+    first.put(0, 1, 2, 3, pages=pages)
+    target = group.share(2, 1)
+    plan = plan_gather(group, target, boxes)
+    assert second.transfer.pull(POOL, keys(*plan.used), "a").all()
+    assert second.has(0, 1, 2, 3) == [False, False, True, True]
+    objects = dict(zip(plan.used, second.get(*plan.used), strict=True))
+    sources = [object_views(group, box, objects[n]) if n in objects else () for n, box in enumerate(boxes)]
+    out = np.zeros(group.nbytes(target), np.uint8)
+    plan.run(sources, object_views(group, target, out))
+    for view, block in zip(object_views(group, target, out), whole, strict=True):
+        assert np.array_equal(view, block[:, :, 4:8])
