@@ -136,17 +136,19 @@ def newest(found: list[Found]) -> list[Entries]:
     if not found:
         return []
     sizes = [len(item.entries) for item in found]
-    keys = np.ascontiguousarray(np.concatenate([item.entries["key"] for item in found])).view(np.uint64)
-    block = np.concatenate([item.entries["block"] for item in found])
-    segment = np.repeat(np.arange(len(found)), sizes)
-    keep = np.ones(len(keys), np.bool_)
-    # Keys are digests: only those that share their first word can be equal, and hardly any do.
-    order = np.argsort(keys[:, 0], kind="stable")
-    near = keys[order, 0][1:] == keys[order, 0][:-1]
-    suspects = np.unique(np.concatenate((order[1:][near], order[:-1][near])))
+    # Keys are digests: only those that share their first word can be equal, and mostly none do.
+    word = np.concatenate([np.ascontiguousarray(item.entries["key"][:, :8]) for item in found]).view(np.uint64).ravel()
+    ordered = np.sort(word)
+    shared = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+    keep = np.ones(len(word), np.bool_)
+    starts = np.cumsum(sizes) - sizes
     last: dict[bytes, int] = {}
-    for at in sorted(suspects.tolist(), key=lambda i: (segment[i], block[i])):
-        key = keys[at].tobytes()
+    suspects = np.flatnonzero(np.isin(word, shared)) if len(shared) else np.zeros(0, np.intp)
+    segment = np.searchsorted(starts, suspects, side="right") - 1
+    rows = [found[s].entries[at - starts[s]] for s, at in zip(segment.tolist(), suspects.tolist(), strict=True)]
+    ages = [(s, int(row["block"]), at) for s, row, at in zip(segment.tolist(), rows, suspects.tolist(), strict=True)]
+    for (_, _, at), row in sorted(zip(ages, rows, strict=True), key=lambda pair: pair[0]):
+        key = row["key"].tobytes()
         if key in last:
             keep[last[key]] = False
         last[key] = at
