@@ -20,6 +20,7 @@ from omni_flow.data.transfer.node_config import NodeConfig
 
 log = logging.getLogger("omni_flow.data.transfer")
 _MEET_S: Final = 2.0
+_MAX_NODES: Final = 1024
 Ended = Callable[[str, int | None], Awaitable[None]]
 
 
@@ -107,7 +108,10 @@ class Cluster:
         return w.Beat(self.config.name, self.epoch, self._sequence, changes)
 
     def _know(self, address: str) -> None:
+        """Open a line to a node. Raises: BadArgument for what is no address, or one too many."""
         if address not in self._links:
+            if len(self._links) >= _MAX_NODES:
+                raise BadArgument(f"{len(self._links)} nodes are known already, {address} is one too many")
             self._links[address] = Link(self._context, address, self.config.key)
 
     async def _meet(self, link: Link) -> None:
@@ -131,7 +135,10 @@ class Cluster:
         link.name = met.node
         for address in met.peers:
             if address != self.address:
-                self._know(address)
+                try:
+                    self._know(address)
+                except DataError as error:
+                    log.warning("address not taken", extra={"node": met.node, "address": address, "error": str(error)})
         await self._sign_of_life(met.node, met.epoch)
 
     async def _sign_of_life(self, name: str, epoch: int) -> None:
@@ -146,7 +153,7 @@ class Cluster:
         self._busy.add(name)
         try:
             rows = await self.link(name).ask(w.AskRows(), w.Rows, _MEET_S)
-            pools = {pool: np.frombuffer(data, "<u8") for pool, data in rows.pools.items()}
+            pools = {pool: w.column(data, "<u8") for pool, data in rows.pools.items()}
             self.directory.replace(name, rows.epoch, rows.sequence, pools)
         except DataError as error:
             # The next beat of that node shows the gap again.
@@ -158,7 +165,7 @@ class Cluster:
         match said:
             case w.Beat(node, epoch, sequence, changes):
                 await self._sign_of_life(node, epoch)
-                told = {pool: (np.frombuffer(a, "<u8"), np.frombuffer(r, "<u8")) for pool, (a, r) in changes.items()}
+                told = {pool: (w.column(a, "<u8"), w.column(r, "<u8")) for pool, (a, r) in changes.items()}
                 if not self.directory.delta(node, epoch, sequence, told):
                     await self._ask_rows(node)
                 return None

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import logging
 import struct
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
@@ -11,11 +12,12 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from omni_flow.data.errors import BadMessage, DataError
+from omni_flow.data.errors import BadArgument, BadMessage, DataError
 from omni_flow.data.transfer import node_wire as w
 from omni_flow.data.transfer.errors import PeerUnreachable
 from omni_flow.data.zmq_keys import require_safe, server_keys
 
+log = logging.getLogger("omni_flow.data.transfer")
 _ID: Final = struct.Struct("<Q")
 MAX_MESSAGE: Final = 256 << 20
 Answer = TypeVar("Answer", bound=msgspec.Struct)
@@ -23,7 +25,7 @@ Handle = Callable[[w.Said], Awaitable[w.Said | None]]
 
 
 class Link:
-    """To the node that listens at `address`. `name` is empty until the two have met."""
+    """To the node that listens at `address`. `name` is empty until the two have met. Raises: BadArgument, Refused."""
 
     def __init__(self, context: zmq.asyncio.Context, address: str, key: str) -> None:
         require_safe(address, key)
@@ -36,7 +38,11 @@ class Link:
             public, _ = server_keys(key)
             self._socket.curve_serverkey = public
             self._socket.curve_publickey, self._socket.curve_secretkey = zmq.curve_keypair()
-        self._socket.connect(address)
+        try:
+            self._socket.connect(address)
+        except zmq.ZMQError as error:
+            self._socket.close()
+            raise BadArgument(f"{address!r} is no ZMQ endpoint: {error}", "as tcp://host:port") from error
         self._ids = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[w.Said]] = {}
         self._reader = asyncio.create_task(self._read())
@@ -95,7 +101,6 @@ class Listener:
             _, self._socket.curve_secretkey = server_keys(key)
         self._socket.bind(address)
         self.address: str = self._socket.get_string(zmq.LAST_ENDPOINT)
-        self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Serve until cancelled; a defect in `handle` ends it."""
@@ -111,6 +116,7 @@ class Listener:
         try:
             answer = await self._handle(request)
         except DataError as error:
+            log.info("request of a node failed", extra={"request": type(request).__name__, "error": str(error)})
             answer = w.Sorry(error.code, error.message, error.mend)
         if id and answer is not None:
             await self._socket.send_multipart([identity, _ID.pack(id), w.encode(answer)])

@@ -3,12 +3,14 @@
 Frames: request id (8 bytes; 0: no answer wanted), msgpack body. Arrays travel as their bytes, little-endian.
 """
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from omni_flow.data.errors import DataError, from_code
+from omni_flow.data.errors import BadMessage, DataError, from_code
+from omni_flow.data.protocol import MAX_BATCH
 from omni_flow.data.transfer.base import Endpoint
 
 PROTOCOL: Final = 1
@@ -116,6 +118,15 @@ encode = msgspec.msgpack.Encoder().encode
 decoder: msgspec.msgpack.Decoder[Said] = msgspec.msgpack.Decoder(Said)
 
 
-def keys_of(data: bytes) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
-    """Raises: ValueError when it is not rows of 32 bytes."""
+def column(data: bytes, dtype: str) -> NDArray[Any]:
+    """The numbers in `data`. Raises: BadMessage when it is not a whole number of them."""
+    if len(data) % np.dtype(dtype).itemsize:
+        raise BadMessage(f"{len(data)} bytes are no column of {dtype}")
+    return np.frombuffer(data, dtype)
+
+
+def keys_of(data: bytes) -> NDArray[np.uint8]:
+    """Rows of 32 bytes. Raises: BadMessage when it is not 1 to MAX_BATCH of them."""
+    if not data or len(data) % 32 or len(data) > 32 * MAX_BATCH:
+        raise BadMessage(f"{len(data)} bytes of keys", f"1 to {MAX_BATCH} keys of 32 bytes")
     return np.frombuffer(data, np.uint8).reshape(-1, 32)

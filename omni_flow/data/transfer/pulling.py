@@ -91,7 +91,9 @@ class Pulling:
     async def _push(self, job: Job, columns: list[Column], ok: U8) -> None:
         ask = w.Take(self._node, job.pool, columns[4].tobytes(), job.deadline_ms)
         taken = await self._link(job.peer).ask(ask, w.Taken, job.deadline_ms / 1000)
-        ok[:] = np.frombuffer(taken.ok, np.uint8)[: len(ok)]
+        if len(taken.ok) != len(ok):
+            raise BadMessage(f"node {job.peer} answered for {len(taken.ok)} of {len(ok)} keys")
+        ok[:] = w.column(taken.ok, "u1")
 
     async def _pull(self, job: Job, columns: list[Column], ok: U8) -> None:
         link = self._link(job.peer)
@@ -110,9 +112,9 @@ class Pulling:
 
     async def _fetch(self, job: Job, columns: list[Column], pinned: w.Pinned, end: float) -> NDArray[np.uint32]:
         """Positions whose pages are here with the checksum they had there."""
-        positions = np.frombuffer(pinned.positions, "<u4")
-        remote = np.frombuffer(pinned.slots, "<u4").astype(np.uint64) * job.page_bytes
-        arenas = np.frombuffer(pinned.arenas, np.uint8)
+        positions = w.column(pinned.positions, "<u4")
+        remote = w.column(pinned.slots, "<u4").astype(np.uint64) * job.page_bytes
+        arenas = w.column(pinned.arenas, "u1")
         counts = {len(positions), len(arenas), len(remote), len(pinned.checksums) // 8}
         if len(counts) != 1 or (positions >= len(columns[2])).any() or len(np.unique(positions)) != len(positions):
             raise BadMessage(f"node {job.peer} pinned pages that were not asked for")
@@ -124,7 +126,7 @@ class Pulling:
             rows = spans[arenas == arena]
             left = end - time.monotonic()
             await self._transfers.read(pinned.endpoint, target, base.ArenaId(arena), rows, max(left, 0.001))
-        checksums = np.frombuffer(pinned.checksums, "<u8")
+        checksums = w.column(pinned.checksums, "<u8")
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(None, self._right, job, positions, slots, checksums)
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from omni_flow.data.aio_client import AsyncMemoryManagerClient
 from omni_flow.data.errors import BadArgument, DataError, UnknownName
 from omni_flow.data.messages import L1, L2, L3, JobAdd
-from omni_flow.data.protocol import MAX_BATCH, Op
+from omni_flow.data.protocol import Op
 from omni_flow.data.transfer import node_wire as w
 from omni_flow.data.transfer.arena_ids import arena_id
 from omni_flow.data.transfer.base import Endpoint
@@ -61,8 +61,8 @@ class Serving:
                 f"pages of pool {ask.pool} have {info.page_bytes} bytes here and {ask.page_bytes} there",
                 "give the pools of both nodes one page size",
             )
-        if not ask.keys or len(ask.keys) % 32 or len(ask.keys) > 32 * MAX_BATCH or ask.hold_ms <= 0:
-            raise BadArgument(f"{len(ask.keys)} bytes of keys for {ask.hold_ms} ms", f"1 to {MAX_BATCH} keys of 32")
+        if ask.hold_ms <= 0:
+            raise BadArgument(f"a pin for {ask.hold_ms} ms", "give a time above 0")
         keys = w.keys_of(ask.keys)
         hold_s = min(ask.hold_ms / 1000, MAX_HOLD_S)
         tiers = await self._manager.probe(ask.pool, keys)

@@ -6,12 +6,15 @@ import threading
 
 import numpy as np
 import pytest
+import zmq
 from cluster_nodes import PAGE, POOL, ClusterNode, eventually, keys, page
 
 from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.errors import DataError, NoMover
+from omni_flow.data.identity import handshake_vector
 from omni_flow.data.layout import AttentionGroup, object_views, plan_gather
 from omni_flow.data.messages import L2
+from omni_flow.data.transfer import node_wire as w
 from omni_flow.data.transfer.client import TransferClient
 from omni_flow.data.transfer.registry import available_drivers
 
@@ -244,9 +247,19 @@ def test_nodes_with_the_shared_key_meet_and_one_with_another_does_not(node):
 
 
 def test_garbage_at_the_control_port_changes_nothing(pair):
-    import zmq
-
     first, second = pair
+    wrong = [
+        w.Beat("x", 1, 1, {"kv": (b"123", b"")}),
+        w.Meet(w.PROTOCOL, "x", 1, "no address", handshake_vector()),
+        w.Meet(w.PROTOCOL, "x", 1, "tcp://192.0.2.1:1", handshake_vector()),
+        w.Meet(w.PROTOCOL, "x", 1, "tcp://127.0.0.1:1", b"another vector"),
+        w.Pin("x", 1, POOL, PAGE, b"short", 1000),
+        w.Pin("x", 1, "nothing", PAGE, bytes(32), 1000),
+        w.Pin("x", 1, POOL, PAGE, bytes(32), -1),
+        w.Take("b", POOL, b"odd", 1000),
+        w.Take("nobody", POOL, bytes(32), 1000),
+        w.Met("x", 1, ()),
+    ]
     context = zmq.Context()
     with context.socket(zmq.DEALER) as sock:
         sock.linger = 0
@@ -256,12 +269,16 @@ def test_garbage_at_the_control_port_changes_nothing(pair):
             [b"x" * 8],
             [b"x" * 8, b"\xc1"],
             [b"x" * 8, b"\x80"],
-            [b"12345678", b"\x92\x01\x02"],
+            [b"12345678", b"\x92\x01"],
             [b"1"] * 5,
         ):
             sock.send_multipart(frames)
-        sock.send_multipart([b"\1" * 8, b"\x81\xa4type\xa7AskRows"])
-        assert sock.poll(10_000)
+        for id, message in enumerate(wrong, 1):
+            sock.send_multipart([id.to_bytes(8, "little"), w.encode(message)])
+        for _ in wrong:
+            assert sock.poll(10_000)
+            assert isinstance(w.decoder.decode(sock.recv_multipart()[1]), w.Sorry)
+        assert sock.poll(0) == 0
     context.term()
     first.put(1)
     assert second.transfer.pull(POOL, keys(1), "a").all()
