@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from types import TracebackType
@@ -17,6 +18,9 @@ from omni_flow.deploy.launchers import Launcher, LocalLauncher, LoopLauncher, St
 from omni_flow.deploy.places import BACKOFF_S, RoleStatus
 
 __all__ = ["AsyncDeployment", "Deployment", "LocalLauncher", "LoopLauncher", "alaunch", "launch"]
+
+END_S = 10.0
+"""How long work under way on a deployment's loop is waited for when it ends."""
 
 
 class AsyncDeployment:
@@ -135,6 +139,13 @@ class Deployment:
             self._end_loop()
 
     def _end_loop(self) -> None:
+        async def rest() -> None:
+            """A start that was interrupted still has to end its processes."""
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            if tasks:
+                await asyncio.wait(tasks, timeout=END_S)
+
+        self._call(rest())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

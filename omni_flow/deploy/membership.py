@@ -101,6 +101,11 @@ class Membership:
         if joined is not None:
             self._tell(joined)
 
+    def give_up(self, place: str) -> None:
+        """No replica will come to a place any more."""
+        if self.registry.give_up(place):
+            self._tell([])
+
     def leave(self, ids: list[str]) -> None:
         """Replicas take no new requests from now on."""
         left = [id for id in ids if self.registry.leave(id)]

@@ -38,7 +38,8 @@ class RoleStatus(msgspec.Struct, frozen=True):
 class Place:
     """One place (`tts/0`): the state of its present incarnation and the memory of those before.
 
-    `blame` is why this incarnation is being killed, if the supervisor does that.
+    `address` is where the present incarnation was told to listen, `blame` why it is being killed, if
+    the supervisor does that.
     """
 
     def __init__(self, name: str, role: int, role_name: str, backoff: Sequence[float] = BACKOFF_S) -> None:
@@ -51,6 +52,7 @@ class Place:
         self.load_s = 0.0
         self.cause = ""
         self.blame = ""
+        self.address = ""
         self._up_since: float | None = None
         self._quick = 0
         self._backoff = backoff

@@ -101,6 +101,17 @@ class Registry:
         self.version += 1
         return self.seen(record.address, self.version)
 
+    def give_up(self, place: str) -> bool:
+        """No replica will come to a place any more: its last incarnation becomes its own successor, and requests that
+        wait for another fail. False if none has died there.
+        """
+        last = self._last.pop(place, None)
+        if last is None or last not in self.dead:
+            return False
+        self.successors[last] = last
+        self.version += 1
+        return True
+
     def leave(self, id: str) -> bool:
         """A replica takes no new requests from now on. False if it is not among the living."""
         if id not in self.live or id in self.leaving:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -45,7 +47,7 @@ class Supervisor:
         self._backoff = tuple(backoff_s)
         self._make_link = make_link
         self._new_address = new_address
-        self._on_event = on_event
+        self._notify = on_event
         self._debug = debug
         self.places: dict[str, Place] = {}
         self.membership = Membership(self)
@@ -100,7 +102,8 @@ class Supervisor:
         self._timers.pop(name, None)
         place = self.places[name]
         place.start()
-        self._link.order(Start(name, place.epoch, place.role, self._new_address()))
+        place.address = self._new_address()
+        self._link.order(Start(name, place.epoch, place.role, place.address))
 
     def joined(self, id: str, pid: int, load_s: float) -> None:
         """A replica takes requests."""
@@ -138,6 +141,9 @@ class Supervisor:
         leaving = place.state == LEAVING
         wait = place.died(time.monotonic(), cause)
         self.membership.died(id, cause)
+        self._unlink(place)
+        if wait is None:
+            self.membership.give_up(place.name)
         if leaving:
             self._removed(place)
             return
@@ -158,6 +164,14 @@ class Supervisor:
             self._timers[place.name] = self._loop.call_later(wait, self._start, place.name)
         else:
             self._start(place.name)
+
+    @staticmethod
+    def _unlink(place: Place) -> None:
+        """A killed process leaves the file of its socket."""
+        scheme, _, path = place.address.partition("://")
+        if scheme in ("unix", "ipc"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
 
     def suspected(self, id: str, cause: str) -> None:
         """Somebody lost a live replica: if its process does not end by itself, messages are lost and it must."""
@@ -258,6 +272,12 @@ class Supervisor:
         if gone is not None and not gone.done():
             gone.set_result(None)
         self._on_event(f"{place.name} is gone")
+
+    def _on_event(self, line: str) -> None:
+        try:
+            self._notify(line)
+        except Exception:  # the user's code must not stop supervision
+            log.exception("on_event raised for %r", line)
 
     # ---- state ----------------------------------------------------------------------------------------------
 

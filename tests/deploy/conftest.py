@@ -68,6 +68,10 @@ def alive(pid: int) -> bool:
     return state != "Z"
 
 
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 async def ended(pid: int) -> None:
     """Wait until a process is gone."""
     try:

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from omni_flow import Context, Graph, Text, collect, stream
+from omni_flow import Graph, Text, collect, stream
 
 
 class Letters:
@@ -136,10 +136,15 @@ class Spawns:
         return child.pid
 
 
-class Waits:
-    """Answers once the file named by x is there."""
+class Gather:
+    async def run(self, xs: Sequence[str]) -> str:
+        return "".join(xs)
 
-    async def run(self, ctx: Context, x: str) -> str:
-        while not os.path.exists(x):
-            await asyncio.sleep(0.005)
-        return os.path.basename(x)
+
+def held(**options: Any) -> Graph:
+    """A request of it is under way until its client ends the streamed placeholder x."""
+    graph = Graph("held")
+    x = graph.placeholder("x", Text, stream=True)
+    gathered = graph.role("r", Gather, **options).interface("run", inputs=[[{"xs": collect(x)}]], outputs=["y"])
+    graph.output(y=gathered.y)
+    return graph

@@ -10,12 +10,18 @@ from typing import Any
 
 import pytest
 
-from omni_flow import Outcome, RequestFailed
+from omni_flow import Graph, NoReplica, Outcome, RequestFailed, Text
+from omni_flow.control.codec import Codec
 from omni_flow.control.runtime.client import AsyncRequest
+from omni_flow.control.runtime.gateway import Gateway
+from omni_flow.control.runtime.node import Node
+from omni_flow.control.runtime.values import Values
+from omni_flow.control.runtime.wire import BatchCodec, Subscribe
+from omni_flow.control.transport import make_transport
 from omni_flow.deploy.local import AsyncDeployment
 
-from .conftest import Events, alive, deployed, ended, pid_of
-from .roles import Echo, Exits, Hangs, Pid, Spawns, Waits, diamond, one
+from .conftest import Events, alive, deployed, emptied, ended, parent_of, pid_of
+from .roles import Echo, Exits, Hangs, Pid, Spawns, diamond, held, one
 
 TEXT = "abcdefghijklmnop"
 WHOLE = {"both": TEXT.upper() + TEXT, "each": list(TEXT.upper()), "same": "o"}
@@ -63,17 +69,20 @@ def test_requests_that_touched_a_killed_replica_fail_with_the_cause_and_it_comes
     asyncio.run(body())
 
 
-def test_requests_that_never_touched_a_killed_replica_are_unharmed(tmp_path: Path) -> None:
+def test_requests_that_never_touched_a_killed_replica_are_unharmed() -> None:
     async def body() -> None:
         events = Events()
-        async with deployed(one(Waits, replicas=2), events) as app:
-            requests = [await app.submit(x=str(tmp_path / "go")) for _ in range(20)]
+        async with deployed(held(replicas=2), events) as app:
+            requests = [await app.submit() for _ in range(20)]
+            for request in requests:
+                await request.send("x", "a")
             os.kill(pid_of(app, "r/0"), signal.SIGKILL)
             await events.until("r/0@0 died")
-            (tmp_path / "go").touch()
+            for request in requests:
+                await request.end("x")
             outcomes = [await outcome_of(request) for request in requests]
             assert len([o for o in outcomes if isinstance(o, RequestFailed)]) == 10
-            assert [o for o in outcomes if isinstance(o, dict)] == [{"y": "go"}] * 10
+            assert [o for o in outcomes if isinstance(o, dict)] == [{"y": "a"}] * 10
 
     asyncio.run(body())
 
@@ -173,6 +182,57 @@ def test_a_place_whose_replica_cannot_be_loaded_any_more_goes_down_and_others_se
     asyncio.run(body())
 
 
+def test_a_request_that_waits_for_a_replica_that_never_comes_fails_with_the_cause(tmp_path: Path) -> None:
+    class Once:
+        def setup(self) -> None:
+            (tmp_path / "once").touch(exist_ok=False)
+
+        async def run(self, x: str) -> str:
+            os._exit(1)
+
+    async def body() -> None:
+        graph = Graph("one")
+        x = graph.placeholder("x", Text)
+        graph.output(y=graph.role("r", Once).interface("run", inputs=[[x]], outputs=["y"], retries=5).y)
+        async with deployed(graph, backoff_s=(0.0,), log_level="CRITICAL") as app:
+            failed = await outcome_of(await app.submit(x="a"))
+            assert isinstance(failed, RequestFailed)
+            assert "replica r/0@0 died: its process ended with status 1; none comes after it" in str(failed)
+            with pytest.raises(NoReplica, match="role 'r' has no live replica"):
+                await app.submit(x="a")
+            assert app.status()["r"].state == "down"
+
+    asyncio.run(body())
+
+
+def test_the_requests_of_a_gateway_that_is_gone_are_forgotten() -> None:
+    async def body() -> None:
+        graph = held(replicas=2)
+        async with deployed(graph) as app:
+            here = app.gateway.node
+            transport = make_transport(here.address.replace(".sock", ".other.sock"), BatchCodec())
+            other = Node(graph.compile().plan, transport, Values(Codec()), registry=here.address)
+            gateway = Gateway(other)
+            known = asyncio.Event()
+            take = gateway.roster_changed
+            gateway.roster_changed = lambda: (take(), known.set())  # type: ignore[assignment,func-returns-value]
+            await other.start()
+            other.post(here.address, Subscribe(gateway.id, other.address))
+            async with asyncio.timeout(10):
+                await known.wait()
+            requests = [gateway.submit({}) for _ in range(4)]
+            for request in requests:
+                await request.push("x", "a")
+            other.flush()
+            held_there = {}
+            while sum(held["requests"] for held in held_there.values()) < 4:
+                held_there = await app.census()
+            await transport.close()
+            assert await emptied(app) == {}
+
+    asyncio.run(body())
+
+
 def test_processes_that_a_role_started_end_with_it() -> None:
     async def body() -> None:
         async with deployed(one(Spawns)) as app:
@@ -191,8 +251,7 @@ def test_a_nursery_that_is_killed_is_replaced_with_all_replicas() -> None:
         events = Events()
         async with deployed(one(Pid, replicas=2), events) as app:
             before = [pid_of(app, "r/0"), pid_of(app, "r/1")]
-            parent = int(Path(f"/proc/{before[0]}/stat").read_text().rpartition(")")[2].split()[1])
-            os.kill(parent, signal.SIGKILL)
+            os.kill(parent_of(before[0]), signal.SIGKILL)
             for pid in before:
                 await ended(pid)
             await events.until("r/0@1 is up")

@@ -13,8 +13,8 @@ from omni_flow import ABSENT, RequestFailed, launch
 from omni_flow.deploy.errors import LaunchError, RunDirInUse, UnknownRole
 from omni_flow.deploy.local import alaunch
 
-from .conftest import Events, deployed, pids
-from .roles import BadSetup, Echo, Hangs, Pid, Unloadable, Waits, diamond, one
+from .conftest import Events, deployed, emptied, pids
+from .roles import BadSetup, Echo, Hangs, Pid, Unloadable, diamond, held, one
 
 HERE = Path(__file__).parent
 
@@ -176,21 +176,21 @@ def test_scaling_up_and_down_under_load_harms_no_request() -> None:
     asyncio.run(body())
 
 
-def test_a_replica_leaves_only_when_its_requests_have_ended(tmp_path: Path) -> None:
+def test_a_replica_leaves_only_when_its_requests_have_ended() -> None:
     async def body() -> None:
         events = Events()
-        async with deployed(one(Waits, replicas=2), events) as app:
-            file = tmp_path / "go"
-            requests = [await app.submit(x=str(file)) for _ in range(4)]
+        async with deployed(held(replicas=2), events) as app:
+            requests = [await app.submit() for _ in range(4)]
             leaving = asyncio.create_task(app.scale("r", 1))
             await events.until("r/1@0 is leaving")
-            extra = await app.submit(x=str(file))
-            assert app.status()["r"].replicas[1].state == "leaving"
-            assert not leaving.done()
-            file.touch()
+            requests.append(await app.submit())
+            assert [r.state for r in app.status()["r"].replicas] == ["up", "leaving"]
+            for request in requests:
+                await request.send("x", "a")
+                assert not leaving.done()
+                await request.end("x")
+                assert await request.result() == {"y": "a"}
             await leaving
-            for request in [*requests, extra]:
-                assert await request.result() == {"y": "go"}
             assert [r.place for r in app.status()["r"].replicas] == ["r/0"]
 
     asyncio.run(body())
@@ -244,15 +244,28 @@ def test_closing_cancels_live_requests_and_ends_every_process() -> None:
     asyncio.run(body())
 
 
-def test_closing_waits_for_live_requests(tmp_path: Path) -> None:
+def test_closing_waits_for_live_requests() -> None:
     async def body() -> None:
-        app = await alaunch(one(Waits))
-        request = await app.submit(x=str(tmp_path / "go"))
+        app = await alaunch(held())
+        request = await app.submit()
         closing = asyncio.create_task(app.close(drain_s=20))
-        await asyncio.sleep(0)
-        (tmp_path / "go").touch()
+        await request.send("x", "a")
+        await request.end("x")
         await closing
-        assert await request.result() == {"y": "go"}
+        assert await request.result() == {"y": "a"}
+
+    asyncio.run(body())
+
+
+def test_a_gateway_that_closes_leaves_nothing_in_the_replicas() -> None:
+    async def body() -> None:
+        async with deployed(held(replicas=2)) as app:
+            requests = [await app.submit() for _ in range(6)]
+            for request in requests:
+                await request.send("x", "a")
+            await app.gateway.close()
+            assert await emptied(app) == {}
+            assert {str(request.outcome) for request in requests} == {"cancelled"}
 
     asyncio.run(body())
 

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_flow.control.ledger import host_of
+from omni_flow.control.runtime.roster import Members
 from omni_flow.control.runtime.wire import Record
 from omni_flow.deploy.registry import Registry
 
@@ -124,6 +125,21 @@ def test_old_deaths_are_forgotten_the_oldest_first() -> None:
         registry.died(f"a/0@{epoch}", str(epoch))
     assert list(registry.roster().dead) == ["a/0@3", "a/0@4", "a/0@5"]
     assert registry.roster().successors == {"a/0@3": "a/0@4", "a/0@4": "a/0@5"}
+
+
+def test_a_place_that_is_given_up_has_its_last_incarnation_as_its_own_successor() -> None:
+    registry = Registry(HERE)
+    assert not registry.give_up("a/0")
+    joined(registry, "a/0@0")
+    registry.died("a/0@0", "x")
+    members = Members()
+    members.apply(registry.roster())
+    assert not members.given_up(["a/0@0"], 0)
+    assert registry.give_up("a/0")
+    members.apply(registry.roster())
+    assert members.given_up(["a/0@0"], 0)
+    assert members.host(["a/0@0"], 0, True) is None
+    assert not registry.give_up("a/0")
 
 
 steps = st.lists(st.tuples(st.sampled_from(["come", "die", "leave", "left", "see", "late"]), st.integers(0, 5)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import TYPE_CHECKING, Any
 
 from omni_flow.control.credit import UNBOUNDED
@@ -37,8 +37,18 @@ class _Answers:
         self._asked = asked
 
     def take(self, census: Census) -> None:
-        self.held[self._asked[census.address]] = census.held
-        if len(self.held) == len(self._asked) and not self.all.done():
+        id = self._asked.pop(census.address, None)
+        if id is not None:  # else it has died since
+            self.held[id] = census.held
+        self._check()
+
+    def only(self, live: Container[str]) -> None:
+        """Wait for those of `live` (ids) alone: the others are dead."""
+        self._asked = {address: id for address, id in self._asked.items() if id in live}
+        self._check()
+
+    def _check(self) -> None:
+        if not self._asked and not self.all.done():
             self.all.set_result(None)
 
 
@@ -157,6 +167,8 @@ class Node:
                     party.roster_changed()
         if self.gateway is not None:
             self.gateway.roster_changed()
+        for answers in self._censuses.values():
+            answers.only(self.roster.live)
         self.schedule_flush()
 
     # ---- sending --------------------------------------------------------------------------------------------
@@ -218,7 +230,7 @@ class Node:
                 host = box.host(key)
                 address = None if host is None else self.roster.address(host)
                 if host is None or address is None:
-                    if not self.keeps[role]:
+                    if not self.keeps[role] or self.roster.given_up(box.info.replicas[role], share):
                         replica = box.info.replicas[role][share]
                         box.lose(role, share, f"replica {replica} died: {self.roster.cause(replica)}")
                     continue
@@ -249,7 +261,7 @@ class Node:
         """What every live replica holds, by its id, as of the moment it is asked."""
         token = next(self._tokens)
         asked = {record.address: record.id for record in self.roster.live.values()}
-        answers = self._censuses[token] = _Answers(asked, self.loop.create_future())
+        answers = self._censuses[token] = _Answers(dict(asked), self.loop.create_future())
         for address in asked:
             self.post(address, Inspect(self.address, token))
         self.flush()

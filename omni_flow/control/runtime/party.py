@@ -90,6 +90,10 @@ class Outbox:
                 self._replay(key, role, share, before)
             elif now is not None and key in self._hosts:
                 self._resend(key, role, share)
+            if now is None and self.node.roster.given_up(self.info.replicas[role], share):
+                replica = self.info.replicas[role][share]
+                cause = self.node.roster.cause(replica)
+                self.lose(role, share, f"replica {replica} died: {cause}; none comes after it")
             self._hosts[key] = now
 
     def _replay(self, key: int, role: int, share: int, dead: str) -> None:

@@ -42,6 +42,17 @@ class Members:
             return None
         return host_of(replicas, share, self.dead, self.successors)
 
+    def given_up(self, replicas: Sequence[str], share: int) -> bool:
+        """Whether no replica will ever host a share that has none now: the registry says so by naming the last
+        incarnation of its place its own successor.
+        """
+        replica = replicas[share]
+        while (successor := self.successors.get(replica)) is not None:
+            if successor == replica:
+                return True
+            replica = successor
+        return False
+
     def address(self, replica: str) -> str | None:
         """Where a live replica listens."""
         record = self.live.get(replica)
