@@ -39,7 +39,7 @@ class TcpOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     port: int = 0
     key: bytes = b""
     advertise: str = ""
-    streams: int = max(1, min(4, (os.cpu_count() or 1) // 2))
+    streams: int = max(2, min(4, (os.cpu_count() or 1) // 2))
     depth: int = 2
     chunk_bytes: int = CHUNK_BYTES
     in_flight_bytes: int = 64 << 20
