@@ -1,5 +1,6 @@
 """Weights between real processes: loaded once, shared in memory, handed over at death, switched at once."""
 
+import contextlib
 import fcntl
 import importlib
 import json
@@ -14,12 +15,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from weight_role import FAMILY, fill, spec
+from weight_steps import STEPS
 
 from omni_flow.data.client import MemoryManagerClient
-from omni_flow.data.errors import OutOfMemory, Refused, StaleEpoch, UnknownName
+from omni_flow.data.errors import DataError, OutOfMemory, Refused, StaleEpoch, UnknownName
 from omni_flow.data.launch import start
 from omni_flow.data.server import ServerConfig
+from omni_flow.data.weights import messages as m
 from omni_flow.data.weights.catalog import SwitchRefused
 from omni_flow.data.weights.client import WeightClient
 from omni_flow.data.weights.messages import arena_name
@@ -29,6 +34,7 @@ from omni_flow.data.weights.service import LoaderKeepsView, LoadingElsewhere
 
 MIB = 1 << 20
 ROLE = Path(__file__).with_name("weight_role.py")
+STEPS_SCRIPT = Path(__file__).with_name("weight_steps.py")
 
 
 class Manager:
@@ -52,9 +58,9 @@ class Manager:
 class Role:
     """A role process; leaves with the test."""
 
-    def __init__(self, arguments):
+    def __init__(self, arguments, script=ROLE):
         self.process = subprocess.Popen(
-            [sys.executable, str(ROLE), *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, str(script), *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
     def hear(self):
@@ -156,6 +162,39 @@ def test_the_death_of_the_loader_hands_over_to_one_waiter(manager, roles):
         heir.tell("go on")
         assert heir.hear()["loaded"] == 1
         assert other.hear()["loaded"] == 0
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_client_killed_after_any_step_of_the_protocol_leaves_nothing_half_done(manager, step):
+    loader = Role([manager.config.path, str(MIB), step], STEPS_SCRIPT)
+    assert loader.hear() == {"step": step}
+    loader.kill()
+    loader.close()
+    with manager.client() as client:
+        wait_until(client, "sessions", 1)
+        found = WeightClient(client).get(spec(MIB), lambda _, out: fill(out))
+        assert len(found.loaded) == (step not in ("sealed", "released"))
+        expected = np.empty(MIB, np.uint8)
+        fill(expected)
+        assert np.array_equal(found.numpy(spec(MIB).name), expected)
+        assert found.verify() == []
+
+
+ops = st.integers(m.W_GET, 0x6F)
+bodies = st.recursive(
+    st.none() | st.integers(-5, 1 << 64 - 1) | st.text(max_size=4) | st.binary(max_size=20) | st.booleans(),
+    lambda inner: st.lists(inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(op=ops, body=bodies)
+def test_no_message_takes_the_manager_down(manager, op, body):
+    with manager.client() as client:
+        with contextlib.suppress(DataError):
+            client.call(op, body)
+        client.ping()
 
 
 def test_the_death_of_the_loader_after_sealing_changes_nothing(manager, roles):
