@@ -30,7 +30,7 @@ _POPULATE_WRITE: Final = 23
 _STEP: Final = 64 << 20
 
 
-def _available() -> int:
+def available_bytes() -> int:
     """Bytes the system could still give, from /proc/meminfo and the cgroup."""
     free = 0
     with open("/proc/meminfo", encoding="ascii") as lines:
@@ -86,7 +86,7 @@ class Arena:
             if made is not None:
                 return made
         size = (size + mmap.PAGESIZE - 1) // mmap.PAGESIZE * mmap.PAGESIZE
-        there = _available()
+        there = available_bytes()
         if populate != "lazy" and size > there:
             raise OutOfMemory(f"arena {name} needs {size} bytes, {there} are available", "lower its size")
         fd = os.memfd_create(f"omni-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
