@@ -64,7 +64,8 @@ class IoBatch(Generic[T]):
                 self.outcomes[number] = outcome
             elif not self._started:
                 self.settled.set()
-            self._cond.notify_all()
+            if not self._waiting and not self._started:
+                self._cond.notify_all()
 
     def wait(self, healthy: Callable[[], bool]) -> list[int]:
         """Waits until every job has ended, one is past its deadline, or the tier is off; returns the jobs

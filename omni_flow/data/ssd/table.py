@@ -87,7 +87,7 @@ class RecordTable:
         """Returns copies of where `rows` lie."""
         return Spot(self.slot[rows], self.block[rows], self.length[rows], self.checksum[rows])
 
-    def add(self, entries: Entries, slot: int, kinds: npt.NDArray[np.uint16]) -> Rows:
+    def add(self, entries: Entries, slot: int | npt.NDArray[np.uint16], kinds: npt.NDArray[np.uint16]) -> Rows:
         """Enters records with distinct keys that are not there; returns their rows. There must be room."""
         n = len(entries)
         rows = self._free[self._room - n : self._room].astype(np.int64)

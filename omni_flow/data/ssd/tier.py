@@ -137,15 +137,18 @@ class SsdTier:
         if late:
             core.io_stalled(f"{len(late)} writes")
         busy = np.zeros(len(views), np.bool_)
+        written: list[tuple[Extent, list[int], list[int]]] = []
         for job_number, (extent, items) in enumerate(extents):
             outcome = batch.outcomes.get(job_number)
             if isinstance(outcome, OSError):
                 core.io_failed("write", outcome)
             if isinstance(outcome, list):
-                self._publish(extent, number, keys[items], [len(views[i]) for i in items], outcome)
+                written.append((extent, items, outcome))
             else:
                 busy[items] = job_number in late
                 self._give_up(extent)
+        if written:
+            self._publish(written, number, keys, views)
         return self._put_result(keys, busy, batch.settled)
 
     def _room_for(self, lengths: list[int], number: int) -> Extent | None:
@@ -161,9 +164,11 @@ class SsdTier:
         with core.lock:
             while core.breaker.closed and not self._closed:
                 known = core.segments.starved
+                before = (core.segments.open, core.segments.wants_spare())
                 extent = core.segments.allocate(lengths, number)
                 if extent is not None:
-                    core.lock.notify_all()
+                    if before != (core.segments.open, core.segments.wants_spare()):
+                        core.lock.notify_all()
                     return extent
                 now = core.clock()
                 busy = self._keeper.busy_since
@@ -180,6 +185,11 @@ class SsdTier:
     def _written(self, segment: Segment) -> None:
         with self._core.lock:
             segment.writers -= 1
+            self._wake_for(segment)
+
+    def _wake_for(self, segment: Segment) -> None:
+        """Wakes the keeper when a segment became ready to seal. Needs the lock."""
+        if not segment.writers and segment.state is State.SEALING:
             self._core.lock.notify_all()
 
     def _give_up(self, extent: Extent) -> None:
@@ -189,24 +199,35 @@ class SsdTier:
             extent.segment.writers -= 1
             self._core.lock.notify_all()
 
-    def _publish(self, extent: Extent, number: int, keys: Bytes, lengths: list[int], checksums: list[int]) -> None:
+    def _publish(
+        self, written: list[tuple[Extent, list[int], list[int]]], number: int, keys: Bytes, views: list[memoryview]
+    ) -> None:
         core = self._core
-        entries = np.zeros(len(lengths), ENTRY)
-        entries["key"], entries["length"], entries["checksum"] = keys, lengths, checksums
-        sizes = np.array([blocks_of(length) for length in lengths])
-        entries["block"] = extent.block + np.cumsum(sizes) - sizes
-        written = int(sizes.sum()) * BLOCK
+        rows: list[tuple[int, int, int, int]] = []
+        chosen: list[int] = []
+        for extent, items, checksums in written:
+            block = extent.block
+            for i, checksum in zip(items, checksums, strict=True):
+                rows.append((checksum, block, len(views[i]), extent.segment.slot))
+                block += blocks_of(len(views[i]))
+            chosen += items
+        entries = np.zeros(len(rows), ENTRY)
+        entries["key"] = keys[chosen]
+        columns = zip(*rows, strict=True)
+        entries["checksum"], entries["block"], entries["length"], slots = map(list, columns)
+        taken = sum(blocks_of(row[2]) for row in rows) * BLOCK
         with core.lock:
             core.breaker.succeeded("write")
             # Another put of the same keys may have come first.
-            entries = entries[core.table.find(keys) < 0][: core.table.room]
-            core.table.add(entries, extent.segment.slot, np.full(len(entries), number, np.uint16))
-            core.counters.user_bytes += written
-            core.counters.stored += len(entries)
-            budget = core.move_budget + (core.config.write_amplification - 1) * written
+            new = np.flatnonzero(core.table.find(keys[chosen]) < 0)[: core.table.room]
+            core.table.add(entries[new], np.array(slots, np.uint16)[new], np.full(len(new), number, np.uint16))
+            core.counters.user_bytes += taken
+            core.counters.stored += len(new)
+            budget = core.move_budget + (core.config.write_amplification - 1) * taken
             core.move_budget = min(budget, float(core.segments.segment_bytes))
-            extent.segment.writers -= 1
-            core.lock.notify_all()
+            for extent, _, _ in written:
+                extent.segment.writers -= 1
+                self._wake_for(extent.segment)
 
     def _put_result(self, keys: Bytes, busy: Mask, settled: threading.Event) -> PutResult:
         core = self._core
@@ -272,10 +293,12 @@ class SsdTier:
             if outcome is None:
                 busy[items] = number in late
                 continue
-            sound = np.array(outcome, np.bool_)
-            result[np.array(items)[sound]] = part.length[sound]
-            if not sound.all():
-                self._drop_bad(keys[items], part, np.flatnonzero(~sound).tolist(), checksum=True)
+            for i, length, sound in zip(items, part.length.tolist(), outcome, strict=True):
+                if sound:
+                    result[i] = length
+            if not all(outcome):
+                bad = [at for at, sound in enumerate(outcome) if not sound]
+                self._drop_bad(keys[items], part, bad, checksum=True)
         with core.lock:
             hit = result >= 0
             core.table.hit(np.unique(rows[hit]))
