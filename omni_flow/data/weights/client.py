@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from omni_flow.data.arena import Arena
+from omni_flow.data.arena import Arena, available_bytes
 from omni_flow.data.client import MemoryManagerClient
-from omni_flow.data.errors import BadArgument, DataError, UnknownName
+from omni_flow.data.errors import BadArgument, DataError, OutOfMemory, UnknownName
 from omni_flow.data.protocol import Message
 from omni_flow.data.weights import messages as m
 from omni_flow.data.weights.names import Family, ManifestEntry, TensorSpec, WeightKey, WeightName, content_digest
@@ -231,6 +231,9 @@ class WeightClient:
             raise
 
     def _fill(self, grant: m.WeightGrant, loader: Loader) -> list[bytes]:
+        there = available_bytes()
+        if grant.nbytes > there:
+            raise OutOfMemory(f"weights of {grant.nbytes} bytes, {there} are available", "free memory, or load fewer")
         arena = self.map(grant.segment, write=True)
         arena.populate()
         digests = []

@@ -248,6 +248,13 @@ def test_a_loader_that_keeps_a_view_is_told_so(manager):
         assert WeightClient(client).get(tensors(1), number).verify() == []
 
 
+def test_weights_beyond_the_memory_there_is_are_refused_before_they_are_loaded(manager):
+    with manager.client() as client:
+        with pytest.raises(OutOfMemory, match="are available"):
+            WeightClient(client).get(tensors(1, nbytes=1 << 46), refuse)
+        assert client.stats()["weight_loading"] == 0
+
+
 def test_a_wait_for_another_loader_has_a_deadline_and_names_it(manager, roles):
     loader = roles(MIB, "slowpoke", "hold")
     loader.hear()
