@@ -165,11 +165,11 @@ def test_a_restarted_transfer_process_is_a_new_life_with_all_rows(mortal_pair):
     assert second.transfer.pull(POOL, keys(1, 2, 3), "a").all()
 
 
-def pull_all(node, timeout_s, errors):
-    """Pull 60 pages from a in a session of its own; notes the error."""
+def pull_all(node, timeout_s, errors, numbers=range(60)):
+    """Pull pages from a in a session of its own; notes the error."""
     with MemoryManagerClient(node.server.path) as client:
         try:
-            TransferClient(client).pull(POOL, keys(*range(60)), "a", timeout_s=timeout_s)
+            TransferClient(client).pull(POOL, keys(*numbers), "a", timeout_s=timeout_s)
         except DataError as error:
             errors.append(error)
 
@@ -317,3 +317,33 @@ def test_a_reader_with_another_tp_on_another_node_gathers_what_it_needs(pair):
     plan.run(sources, object_views(group, target, out))
     for view, block in zip(object_views(group, target, out), whole, strict=True):
         assert np.array_equal(view, block[:, :, 4:8])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_kills_at_random_moments_never_give_wrong_bytes_or_leave_pins(mortal_pair):
+    first, second = mortal_pair
+    numbers = range(48)
+    first.put(*numbers)
+    dice = np.random.default_rng(11)
+    moment = threading.Event()
+    for _ in range(20):
+        second.client.drop(POOL, keys(*numbers))
+        puller = threading.Thread(target=pull_all, args=(second, 2.0, [], numbers))
+        puller.start()
+        moment.wait(dice.uniform(0, 0.03))
+        victim, other = (first, second) if dice.integers(2) else (second, first)
+        victim.kill_process()
+        puller.join(30)
+        assert not puller.is_alive()
+        assert all(
+            found is None or np.array_equal(found, page(n))
+            for n, found in zip(numbers, second.get(*numbers), strict=True)
+        )
+        victim.options["peers"] = (other.address,)
+        victim.start_process()
+        eventually(victim.transfer.nodes, (other.name,))
+        eventually(other.transfer.nodes, (victim.name,))
+        eventually(first.pinned, 0)
+        eventually(second.pinned, 0)
+    assert second.transfer.pull(POOL, keys(*numbers), "a").all()
