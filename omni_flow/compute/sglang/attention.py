@@ -9,20 +9,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from omni_flow.compute.sglang.buffers import PagedRows
+
 if TYPE_CHECKING:
     import torch
 
 
 class Rows(NamedTuple):
-    """One request of a forward: its new rows are the last `new` of `slots`.
+    """One request of a forward: its new rows are the last `new` of `places`.
 
     Args:
-        slots: where the tokens of the sequence lie in the pool, int64.
+        places: where the tokens of the sequence lie, see `PagedRows.places`.
         new: how many new rows.
-        mask: which keys a row sees (rows, len(slots)); None: all.
+        mask: which keys a row sees (rows, len(places)); None: all.
     """
 
-    slots: torch.Tensor
+    places: torch.Tensor
     new: int
     mask: torch.Tensor | None
 
@@ -55,7 +57,6 @@ def row_mask(length: int, count: int, causal: Any, window: int = -1) -> torch.Te
 def make_backend(runner: Any) -> Any:
     """Factory for SGLang's attention registry."""
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
-    from sglang.srt.mem_cache.memory_pool import KVWriteLoc
     from torch.nn.functional import scaled_dot_product_attention
 
     from omni_flow.compute.sglang.fixed_rows import causal_flags
@@ -68,12 +69,15 @@ def make_backend(runner: Any) -> Any:
             lengths = forward_batch.seq_lens_cpu.tolist()
             counts = forward_batch.extend_seq_lens_cpu if forward_batch.forward_mode.is_extend() else [1] * len(lengths)
             table = self.req_to_token_pool.req_to_token
+            paged: PagedRows = self.token_to_kv_pool.omni_rows
+            self._out = paged.places(forward_batch.out_cache_loc.long())
             flags = causal_flags(forward_batch)
             self._rows: list[Rows] = []
             at = 0
             for row, length, count in zip(forward_batch.req_pool_indices.tolist(), lengths, counts, strict=True):
                 causal = True if flags is None else flags[at : at + count]
-                self._rows.append(Rows(table[row, :length].long(), count, row_mask(length, count, causal)))
+                places = paged.places(table[row, :length].long())
+                self._rows.append(Rows(places, count, row_mask(length, count, causal)))
                 at += count
             self._windows: dict[int, list[Rows]] = {}
             self._flags = flags
@@ -86,28 +90,31 @@ def make_backend(runner: Any) -> Any:
                 if self._flags is not None:
                     raise NotImplementedError("a fixed-row forward in a layer with a sliding window")
                 self._windows[window] = [
-                    row._replace(mask=row_mask(len(row.slots), row.new, True, window)) for row in self._rows
+                    row._replace(mask=row_mask(len(row.places), row.new, True, window)) for row in self._rows
                 ]
             return self._windows[window]
 
         def _attend(self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save: bool) -> Any:
+            pool = self.token_to_kv_pool
+            paged: PagedRows = pool.omni_rows
+            plane = layer.layer_id - pool.start_layer
+            latent = layer.v_head_dim if hasattr(pool, "kv_buffer") else 0
             if save and k is not None:
-                where = KVWriteLoc(forward_batch.out_cache_loc, self.swa_out_cache_loc)
-                self.token_to_kv_pool.set_kv_buffer(layer, where, k, v)
-            keys = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
-            values = self.token_to_kv_pool.get_value_buffer(layer.layer_id)
+                paged.put(self._out, plane, k)
+                if not latent:
+                    paged.put(self._out, plane + pool.layer_num, v)
             heads, shared = layer.tp_q_head_num, layer.tp_k_head_num
             q = q.reshape(-1, heads, layer.qk_head_dim)
             out = q.new_empty(q.shape[0], heads, layer.v_head_dim)
             at = 0
             for row in self._rows_of(layer):
-                key = keys.index_select(0, row.slots).transpose(0, 1).to(q.dtype)
-                value = values.index_select(0, row.slots).transpose(0, 1).to(q.dtype)
+                key = paged.get(row.places, plane).to(q.dtype)
+                value = key[..., :latent] if latent else paged.get(row.places, plane + pool.layer_num).to(q.dtype)
                 query = q[at : at + row.new].transpose(0, 1)
                 got = scaled_dot_product_attention(
                     query[None],
-                    key[None],
-                    value[None],
+                    key.transpose(0, 1)[None],
+                    value.transpose(0, 1)[None],
                     attn_mask=row.mask,
                     scale=layer.scaling,
                     enable_gqa=heads != shared,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from omni_flow.compute.errors import ComputeError
+from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.identity import PageHash
+from omni_flow.data.messages import L1
+from omni_flow.data.protocol import MAX_BATCH
 
 
 class LocalPages:
@@ -65,3 +68,88 @@ class LocalPages:
         page = self._pages.pop(key)
         del self._keys[page]
         self._free.append(page)
+
+
+class PoolPages:
+    """Pages of a KV pool of the node's memory manager: its L1 slots, shared with every other engine of the node.
+
+    Everything leased or pinned goes back when the connection ends.
+
+    Args:
+        client: a connection of its own; its quota in `pool` must be at least `quota` and one lot (equal pages that
+            another engine has sealed first are pinned before the own copy is given back).
+        quota: pages.
+    """
+
+    def __init__(self, client: MemoryManagerClient, pool: str, quota: int, *, patience: float = 5.0) -> None:
+        self.quota = quota
+        self.pool = pool
+        self._client = client
+        self._patience = patience
+        self._leased: dict[int, tuple[int, int]] = {}
+        self._pins: dict[int, list[tuple[int, int]]] = {}
+
+    def take(self, count: int, least: int) -> list[int]:
+        room = self._client.reserve(self.pool, count, least=least, timeout=self._patience)
+        pages: list[int] = room.slots.tolist()
+        for at, page in enumerate(pages):
+            self._leased[page] = (room.token, at)
+        return pages
+
+    def give(self, pages: Sequence[int]) -> None:
+        for token, positions in _grouped(self._leased.pop(page) for page in pages).items():
+            self._client.abort(self.pool, token, positions=positions)
+
+    def seal(self, pages: Sequence[int], keys: Sequence[PageHash]) -> list[int]:
+        named = dict(zip(pages, keys, strict=True))
+        where: dict[PageHash, int] = {}
+        for token, positions in _grouped(self._leased[page] for page in pages).items():
+            mine = [page for page in pages if self._leased[page][0] == token]
+            stored = self._client.commit(
+                self.pool,
+                token,
+                [named[page] for page in mine],
+                positions=[self._leased[page][1] for page in mine],
+                pin=True,
+                keep_duplicates=True,
+            )
+            assert len(positions) == len(mine)
+            for at, (page, duplicate, slot) in enumerate(
+                zip(mine, stored.status.tolist(), stored.slots.tolist(), strict=True)
+            ):
+                where[named[page]] = slot
+                self._pins.setdefault(slot, []).append((stored.lease, at))
+                if not duplicate:
+                    del self._leased[page]
+        return [where[key] for key in keys]
+
+    def find(self, keys: Sequence[PageHash]) -> list[int]:
+        found: list[int] = []
+        for start in range(0, len(keys), MAX_BATCH):
+            batch = keys[start : start + MAX_BATCH]
+            match = self._client.lookup(self.pool, batch, pin=True, tiers=L1)
+            slots: list[int] = match.slots.tolist()
+            for at, slot in enumerate(slots):
+                self._pins.setdefault(slot, []).append((match.lease, at))
+            found += slots
+            if match.pages < len(batch):
+                break
+        return found
+
+    def unpin(self, pages: Sequence[int]) -> None:
+        gone = []
+        for page in pages:
+            held = self._pins[page]
+            gone.append(held.pop())
+            if not held:
+                del self._pins[page]
+        for lease, positions in _grouped(gone).items():
+            self._client.unpin(self.pool, lease, positions=positions)
+
+
+def _grouped(pairs: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
+    """Positions by token or lease."""
+    groups: dict[int, list[int]] = {}
+    for owner, position in pairs:
+        groups.setdefault(owner, []).append(position)
+    return groups

@@ -20,8 +20,8 @@ def hooks() -> list[tuple[str, str, Callable[..., Any]]]:
     """Every hook of this process: (target, kind, function)."""
     kv = "sglang.srt.mem_cache."
     table: list[tuple[str, str, Callable[..., Any]]] = [
-        (kv + "memory_pool.MHATokenToKVPool._create_buffers_normal", "AROUND", buffers.mha_buffers),
-        (kv + "memory_pool.MLATokenToKVPool._create_buffers", "AROUND", buffers.mla_buffers),
+        (kv + "memory_pool.MHATokenToKVPool._create_buffers_normal", "REPLACE", buffers.mha_buffers),
+        (kv + "memory_pool.MLATokenToKVPool._create_buffers", "REPLACE", buffers.mla_buffers),
         (kv + "kv_cache_configurator.KVCacheConfigurator._profile_available_bytes", "AROUND", buffers.profile_bytes),
         (kv + "allocation.alloc_for_extend", "BEFORE", allocator.remember_batch),
         (kv + "allocation.alloc_for_decode", "BEFORE", allocator.remember_batch),
@@ -87,9 +87,9 @@ def verify(scheduler: Any) -> None:
     for name, (thing, kind) in found.items():
         if type(thing).__name__ != kind:
             raise HookFailed(f"SGLang's {name} is {type(thing).__name__}, not {kind}", "see omni-flow doctor")
-    pool = runner.token_to_kv_pool
     arena = takeover.current().arena
-    if arena is not None and takeover.current().cpu:
+    if arena is not None:
+        pool = runner.token_to_kv_pool
         first = (pool.kv_buffer if hasattr(pool, "kv_buffer") else pool.k_buffer)[0]
-        if first.untyped_storage().data_ptr() != arena(0).untyped_storage().data_ptr():
+        if first.untyped_storage().data_ptr() != arena().untyped_storage().data_ptr():
             raise HookFailed("SGLang's KV buffers are not in the arena", "see omni-flow doctor")

@@ -24,9 +24,10 @@ class Takeover:
         book: pages of this engine.
         page_size: tokens a page.
         namespace: identity of what this engine computes, without a tenant.
-        arena: a tensor of bytes for `nbytes` of KV, or None to let SGLang allocate.
+        arena: the manager's arena as a tensor of bytes; None: memory of this process.
         arena_pages: pages of the arena, padding page 0 included; 0: the quota and one.
         batch: the batch SGLang allocates for, see `allocator.remember_batch`.
+        pool_page_bytes: bytes of a page of the manager's pool, which the model's must equal; 0: no pool.
         rule: where the model lets a match end.
     """
 
@@ -34,10 +35,11 @@ class Takeover:
     page_size: int
     namespace: Namespace
     cpu: bool
-    arena: Callable[[int], Any] | None = None
+    arena: Callable[[], Any] | None = None
     arena_pages: int = 0
     batch: Any = None
     rule: MatchRule = anywhere
+    pool_page_bytes: int = 0
     counters: dict[str, int] = field(default_factory=lambda: {"hit_tokens": 0, "sealed": 0, "replaced": 0})
     _roots: dict[bytes, PageHash] = field(default_factory=dict)
 

@@ -9,34 +9,67 @@ import os
 import signal
 import socket
 import sys
+import uuid
 from typing import Any
 
 import msgspec
 
-from omni_flow.compute.errors import ComputeError
+from omni_flow.compute.checkpoint import check_tensors, checkpoint_revision, read_config
+from omni_flow.compute.errors import BadRequest, ComputeError
+from omni_flow.compute.kv_layout import kv_layout
 from omni_flow.compute.sglang import takeover
 from omni_flow.compute.sglang.config import EngineConfig, server_arguments
-from omni_flow.compute.sglang.pages import PageBook
-from omni_flow.compute.sglang.pagesource import LocalPages
+from omni_flow.compute.sglang.pages import LOT, PageBook
+from omni_flow.compute.sglang.pagesource import LocalPages, PoolPages
 from omni_flow.compute.sglang.wire import Inlet, Ready, Refused
+from omni_flow.data.client import MemoryManagerClient
+from omni_flow.data.errors import DataError
 from omni_flow.data.identity import Namespace
+from omni_flow.models.families import family_of
 
 
 def namespace_of(config: EngineConfig) -> Namespace:
     """Identity of what the engine computes: engines of equal namespace share pages."""
+    model = read_config(config.model)
+    revision = config.revision
+    if not revision:
+        # random weights differ from start to start
+        revision = f"dummy {uuid.uuid4()}" if config.load_format == "dummy" else checkpoint_revision(config.model)
     return Namespace(
-        model=os.path.basename(os.path.normpath(config.model)),
-        revision=config.revision,
+        model=str(model.get("model_type")),
+        revision=revision,
         weight_version=config.weight_version,
         dtype=config.dtype,
         page_size=config.page_size,
-        attention_layout="layer-major",
+        attention_layout=kv_layout(model).name,
     )
 
 
 def _takeover(config: EngineConfig) -> takeover.Takeover:
-    source = LocalPages(config.max_tokens // config.page_size)
-    return takeover.Takeover(PageBook(source), config.page_size, namespace_of(config), cpu=config.device == "cpu")
+    quota = config.max_tokens // config.page_size
+    cpu = config.device == "cpu"
+    if not config.manager:
+        source = LocalPages(quota)
+        return takeover.Takeover(PageBook(source), config.page_size, namespace_of(config), cpu)
+    client = MemoryManagerClient(
+        config.manager, name=f"engine {os.getpid()}", role="engine", quotas={config.pool: quota + LOT}
+    )
+    info = next((info for info in client.welcome.pools if info.name == config.pool), None)
+    if info is None:
+        there = ", ".join(pool.name for pool in client.welcome.pools)
+        raise BadRequest(f"no pool {config.pool!r} at {config.manager}", f"there are: {there}")
+    arena = client.arena(f"{config.pool}/l1", write=True)
+    nbytes = info.l1_pages * info.page_bytes
+
+    def view() -> Any:
+        import torch
+
+        return arena.torch(0, (nbytes,), torch.uint8)
+
+    book = PageBook(PoolPages(client, config.pool, quota))
+    return takeover.Takeover(
+        book, config.page_size, namespace_of(config), cpu, view, info.l1_pages, pool_page_bytes=info.page_bytes
+    )
 
 
 def start(config: EngineConfig, inlet: Inlet) -> Any:
@@ -45,6 +78,10 @@ def start(config: EngineConfig, inlet: Inlet) -> Any:
     Raises:
         ComputeError: names what is missing or wrong.
     """
+    model = read_config(config.model)
+    family = family_of(model)
+    if family.tensors is not None and config.load_format != "dummy":
+        check_tensors(config.model, family.tensors(model))
     if config.threads:
         os.environ["OMP_NUM_THREADS"] = str(config.threads)
     # SGLang would wrap what it hands over for a socket; here nothing leaves the process.
@@ -61,7 +98,9 @@ def start(config: EngineConfig, inlet: Inlet) -> Any:
 
     if config.threads:
         torch.set_num_threads(config.threads)
-    takeover.install(_takeover(config))
+    mine = _takeover(config)
+    mine.rule = family.rule
+    takeover.install(mine)
     load_plugins()
     from sglang.srt.entrypoints.engine import _set_envs_and_config
     from sglang.srt.runtime_context import publish
@@ -84,7 +123,7 @@ def serve(fd: int, config: EngineConfig) -> int:
     inlet = Inlet(socket.socket(fileno=fd))
     try:
         scheduler = start(config, inlet)
-    except ComputeError as error:
+    except (ComputeError, DataError) as error:
         inlet.send(Refused(0, type(error).__name__, error.message, error.mend))
         return 1
     model = scheduler.model_config

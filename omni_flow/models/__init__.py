@@ -1,0 +1,4 @@
+"""The models: what their checkpoints hold and how a conversation becomes tokens. One package a model.
+
+`families.py` finds the package for a checkpoint.
+"""

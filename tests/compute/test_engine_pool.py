@@ -1,0 +1,115 @@
+"""Engines over the pool of a memory manager: pages shared by processes, given back by the dead, counted."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import engine_kit as kit
+import numpy as np
+import pytest
+
+from omni_flow.compute.checkpoint import read_config
+from omni_flow.compute.errors import EngineDied, EngineFailed, PromptTooLong
+from omni_flow.compute.kv_layout import kv_layout
+from omni_flow.compute.sglang.config import EngineConfig
+from omni_flow.compute.sglang.kernel import SGLangEngine
+from omni_flow.data.client import MemoryManagerClient
+from omni_flow.data.errors import DataError
+from omni_flow.data.kv_pool import PoolSpec
+from omni_flow.data.launch import start
+from omni_flow.data.server import ServerConfig
+
+PAGE, PAGES, QUOTA = 16, 400, 64
+FOLDER = kit.GOLDENS / "deepseek_v2_lite"
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[str]:
+    path = str(tmp_path / "memory.sock")
+    page_bytes = kv_layout(read_config(FOLDER)).page_bytes(PAGE, "float32")
+    pool = PoolSpec(name="kv", page_bytes=page_bytes, l1_pages=PAGES, padding=1)
+    process = start(ServerConfig(path=path, pools=(pool,), huge=False))
+    yield path
+    process.terminate()
+    assert process.wait(20) == 0
+
+
+def config(manager: str, **more: object) -> EngineConfig:
+    return EngineConfig(model=str(FOLDER), page_size=PAGE, max_tokens=QUOTA * PAGE, manager=manager, pool="kv", **more)
+
+
+def used(manager: str) -> tuple[int, int]:
+    """Pages reserved and pages pinned in the manager."""
+    with MemoryManagerClient(manager, name="viewer", role="viewer") as client:
+        while client.stats()["reclaims_running"]:
+            client.ping()
+        sessions = client.inspect()
+        assert client.check() == []
+    held = [session["held"]["kv"] for session in sessions]
+    return sum(reserved for reserved, _ in held), sum(pinned for _, pinned in held)
+
+
+def test_what_one_engine_computed_another_continues_and_a_killed_one_gives_everything_back(manager: str) -> None:
+    asyncio.run(_two_engines(manager))
+
+
+async def _two_engines(manager: str) -> None:
+    oracle = kit.oracle(FOLDER)
+    random = np.random.default_rng(2)
+    prompts = [random.integers(3, 256, length).tolist() for length in (15, 16, 17, 64, 65, 200)]
+    expected = [kit.oracle_greedy(oracle, prompt, 8)[0] for prompt in prompts]
+    first, second = SGLangEngine(config(manager)), SGLangEngine(config(manager))
+    await asyncio.gather(first.start(), second.start())
+    try:
+        got = [await kit.answer(first, kit.greedy(prompt, 8)) for prompt in prompts]
+        assert [one.tokens for one in got] == expected
+        assert [one.end.cached_tokens for one in got] == [0] * 6
+        # the other engine finds every whole page and goes on from it; all at once, in one batch
+        got = await asyncio.gather(*(kit.answer(second, kit.greedy(prompt, 8, logits=True)) for prompt in prompts))
+        assert [one.tokens for one in got] == expected
+        assert [one.end.cached_tokens for one in got] == [0, 0, 16, 48, 64, 192]
+        # kill it in mid-decode: its requests end with an error, its pages and pins are gone, the first goes on
+        running = asyncio.create_task(kit.answer(second, kit.greedy(prompts[5], 500)))
+        async for _ in second.generate(kit.greedy(prompts[4], 3)):
+            break
+        os.kill(second.pid, signal.SIGKILL)
+        with pytest.raises(EngineDied):
+            await running
+        stats = await first.stats()
+        reserved, pinned = used(manager)
+        assert (reserved, pinned) == (stats["leased"] + stats["held"], stats["pinned"])
+        again = await kit.answer(first, kit.greedy(prompts[5], 8))
+        assert again.tokens == expected[5]
+        assert again.end.cached_tokens == 192
+        with pytest.raises(PromptTooLong, match=f"quota {QUOTA * PAGE}"):
+            await kit.answer(first, kit.greedy([5] * (QUOTA * PAGE), 1))
+    finally:
+        await asyncio.gather(first.close(), second.close())
+    assert used(manager) == (0, 0)
+    # a new engine has the pages of the dead one
+    async with SGLangEngine(config(manager)) as third:
+        warm = await kit.answer(third, kit.greedy(prompts[5], 8))
+        assert warm.tokens == expected[5]
+        assert warm.end.cached_tokens == 192
+    assert used(manager) == (0, 0)
+
+
+def test_an_engine_that_does_not_fit_its_pool_says_so(manager: str) -> None:
+    wrong = EngineConfig(model=str(FOLDER), page_size=32, max_tokens=1024, manager=manager, pool="kv")
+    missing = EngineConfig(model=str(FOLDER), page_size=16, max_tokens=1024, manager=manager, pool="other")
+
+    async def run(given: EngineConfig) -> None:
+        async with SGLangEngine(given):
+            raise AssertionError("started")
+
+    with pytest.raises(Exception, match=r"pages of \d+ bytes") as caught:
+        asyncio.run(run(wrong))
+    assert not isinstance(caught.value, AssertionError)
+    with pytest.raises(Exception, match="no pool 'other'"):
+        asyncio.run(run(missing))
+    assert issubclass(EngineFailed, Exception)
+    assert issubclass(DataError, Exception)
