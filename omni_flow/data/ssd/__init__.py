@@ -1,6 +1,7 @@
 """The SSD tier (L3): an append-only log of checksummed records in a directory of its own.
 
-A library that knows no server; `mover.py` joins it to the memory manager. Open `tier.py` first, then:
+A library that knows no server; `mover.py` joins it to the memory manager, `metrics.py` to Prometheus. Open `tier.py`
+first, then:
 
     format.py     bytes on disk                       config.py     what a tier is told and tells
     recovery.py   reading a directory back            opening.py    from files to a tier that serves

@@ -1,7 +1,6 @@
 """The SSD mover: a process that joins SSD tiers to the memory manager.
 
-    python -m omni_flow.data.ssd.mover SOCKET DIRECTORY CAP [--segment BYTES] [--threads N] [--deadline
-    SECONDS]
+    python -m omni_flow.data.ssd.mover SOCKET DIRECTORY CAP [OPTIONS]       (--help names them)
 
 It executes the manager's `store` and `load` jobs, one tier for each pool that has an L3, in a subdirectory of its
 own. CAP is split evenly among the pools. Pages go between the L2 arena and the disk without a copy. What the tiers do
@@ -24,6 +23,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import numpy as np
+from prometheus_client import CollectorRegistry, start_http_server
 
 from omni_flow.data.identity import ObjectRange, handshake_vector
 from omni_flow.data.logs import log_to_stderr
@@ -33,6 +33,7 @@ from omni_flow.data.ssd.config import SsdConfig
 from omni_flow.data.ssd.errors import BadSsdConfig, SsdError
 from omni_flow.data.ssd.format import Kind
 from omni_flow.data.ssd.io import Workers
+from omni_flow.data.ssd.metrics import SsdCollector
 from omni_flow.data.ssd.tier import SsdTier
 
 log = logging.getLogger("omni_flow.data.ssd")
@@ -62,7 +63,7 @@ class SsdHandler:
         self._directory = directory
         self._cap = cap_bytes
         self._configure = configure
-        self._tiers: dict[str, SsdTier] = {}
+        self.tiers: dict[str, SsdTier] = {}
         self._kinds: dict[str, Kind] = {}
         self._pages: dict[str, U8] = {}
         self._workers = Workers(JOBS_AT_ONCE, "ssd-job")
@@ -86,12 +87,12 @@ class SsdHandler:
                 on_change=partial(link.change, pool.name),
                 on_state=partial(self._switched, pool.name),
             )
-            self._tiers[pool.name] = SsdTier.open(config)
+            self.tiers[pool.name] = SsdTier.open(config)
             self._announce(pool.name)
 
     def _announce(self, pool: str) -> None:
         """Names all records to the manager and turns its L3 on. In the main thread."""
-        tier = self._tiers[pool]
+        tier = self.tiers[pool]
         for keys, places in tier.records():
             self._link.change_now(pool, "recovered", keys, places, places)
         if tier.stats().on:
@@ -124,12 +125,12 @@ class SsdHandler:
 
     def _store(self, job: Job, slots: np.ndarray, keys: U8) -> None:
         pages = self._pages[job.pool]
-        result = self._tiers[job.pool].put(self._kinds[job.pool], keys, [pages[slot] for slot in slots.tolist()])
+        result = self.tiers[job.pool].put(self._kinds[job.pool], keys, [pages[slot] for slot in slots.tolist()])
         self._end(result.settled, lambda: self._link.done(job, result.stored.astype(np.uint8), result.places))
 
     def _load(self, job: Job, slots: np.ndarray, keys: U8) -> None:
         pages = self._pages[job.pool]
-        result = self._tiers[job.pool].get(keys, [pages[slot] for slot in slots.tolist()])
+        result = self.tiers[job.pool].get(keys, [pages[slot] for slot in slots.tolist()])
         ok = (result.lengths == pages.shape[1]).astype(np.uint8)
         self._end(result.settled, lambda: self._link.done(job, ok))
 
@@ -150,12 +151,12 @@ class SsdHandler:
 
     def close(self) -> None:
         """Seals what is open, so that the next start reads footers only."""
-        for pool, tier in self._tiers.items():
+        for pool, tier in self.tiers.items():
             tier.close()
             self._log(pool, "ssd tier closed")
 
     def _log(self, pool: str, event: str) -> None:
-        stats = self._tiers[pool].stats()
+        stats = self.tiers[pool].stats()
         extra = {"pool": pool, "records": stats.records, "disk_bytes": stats.disk_bytes, "direct": stats.direct}
         log.info(event, extra=extra | {"epoch_of_tier": stats.epoch} | asdict(stats.counters))
 
@@ -169,6 +170,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--segment", type=int, default=0, help="bytes of a segment file; 0: a 32nd of a pool's cap")
     parser.add_argument("--threads", type=int, default=4, help="I/O threads a pool")
     parser.add_argument("--deadline", type=float, default=5.0, help="seconds one I/O may take")
+    parser.add_argument("--metrics-port", type=int, default=0, help="serve Prometheus metrics on this loopback port")
     given = parser.parse_args(arguments)
     log_to_stderr()
     # One descriptor a segment.
@@ -189,6 +191,10 @@ def main(arguments: Sequence[str]) -> None:
 
     signal.signal(signal.SIGTERM, end)
     handler = SsdHandler(given.directory, given.cap, configure)
+    if given.metrics_port:
+        registry = CollectorRegistry()
+        registry.register(SsdCollector(handler.tiers))
+        start_http_server(given.metrics_port, "127.0.0.1", registry)
     try:
         run_mover(given.socket, "ssd mover", ("store", "load"), handler)
     finally:

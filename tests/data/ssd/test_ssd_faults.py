@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 from ssd_rig import (
     KIND,
     SEGMENT,
@@ -25,6 +26,7 @@ from ssd_rig import (
 )
 
 from omni_flow.data.ssd import SsdTier
+from omni_flow.data.ssd.metrics import SsdCollector
 
 BATCH = list(range(12))
 
@@ -275,6 +277,24 @@ def test_an_unreadable_segment_at_the_start_is_given_up_and_the_rest_recovered(t
         assert again.stats().counters.io_errors == 1
         assert again.wait_idle(20)
         assert disk_bytes(tmp_path) <= again.stats().disk_bytes
+
+
+def test_a_sick_disk_shows_in_the_metrics_and_to_whoever_listens(tmp_path: Path) -> None:
+    told: list[tuple[bool, str]] = []
+    tier, io = open_filled(tmp_path, errors_to_open=1, on_state=lambda on, reason: told.append((on, reason)))
+    registry = CollectorRegistry()
+    registry.register(SsdCollector({"kv": tier}))
+    with tier:
+        assert registry.get_sample_value("omni_ssd_on", {"pool": "kv"}) == 1
+        io.rules = {"preadv": failing(errno.EIO), "open": failing(errno.EIO)}
+        get(tier, 1)
+        assert registry.get_sample_value("omni_ssd_on", {"pool": "kv"}) == 0
+        assert registry.get_sample_value("omni_ssd_io_errors_total", {"pool": "kv"}) >= 1
+        assert registry.get_sample_value("omni_ssd_times_off_total", {"pool": "kv"}) == 1
+        io.rules.clear()
+        assert tier.wait_idle(20)
+    assert [on for on, _ in told] == [False, True]
+    assert "EIO" in told[0][1]
 
 
 def test_closing_with_a_hung_disk_ends(tmp_path: Path) -> None:
