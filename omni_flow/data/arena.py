@@ -210,6 +210,18 @@ class Arena:
         self._check(0, page_bytes * count)
         return self.array[: page_bytes * count].reshape(count, page_bytes)
 
+    def gather(self, page_bytes: int, slots: NDArray[np.integer[Any]], out: NDArray[np.uint8]) -> None:
+        """Copy scattered pages into `out`, an array (len(slots), page_bytes)."""
+        pages = self.array[: self.size // page_bytes * page_bytes].reshape(-1, page_bytes)
+        for at, slot in enumerate(slots.tolist()):
+            out[at] = pages[slot]
+
+    def scatter(self, page_bytes: int, slots: NDArray[np.integer[Any]], source: NDArray[np.uint8]) -> None:
+        """Copy the rows of `source` into scattered pages."""
+        pages = self.array[: self.size // page_bytes * page_bytes].reshape(-1, page_bytes)
+        for at, slot in enumerate(slots.tolist()):
+            pages[slot] = source[at]
+
     def pin_for_cuda(self, register: Callable[[int, int], int]) -> None:
         """Register the memory as pinned with CUDA.
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import array
 import os
-import select
 import socket
+import struct
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -25,6 +25,9 @@ from omni_flow.data.protocol import ERROR, EVENT, MAX_MESSAGE, REPLY, Column, Fa
 from omni_flow.data.zmq_link import ZmqLink
 
 _ANCILLARY: Final = socket.CMSG_SPACE(253 * 4)
+_CLOEXEC: Final = int(socket.MSG_CMSG_CLOEXEC)
+_DONTWAIT: Final = int(socket.MSG_DONTWAIT)
+_TIMEVAL: Final = struct.Struct("@ll")
 
 
 class Link(Protocol):
@@ -32,8 +35,12 @@ class Link(Protocol):
 
     def fileno(self) -> int: ...
     def send(self, data: bytes, fds: Sequence[int] = ()) -> None: ...
-    def receive(self, timeout: float | None) -> Message | None:
-        """The next message, its columns valid until the next call; None when the time is over."""
+    def receive(self, timeout: float | None, fds: bool = True) -> Message | None:
+        """The next message, its columns valid until the next call; None when the time is over.
+
+        Args:
+            fds: take descriptors that come along; without it they are lost.
+        """
 
     def close(self) -> None: ...
 
@@ -53,9 +60,7 @@ class UnixLink:
             self.sock.close()
             raise Disconnected(f"no memory manager at {path}: {error}", "start `omni-flow memory serve`") from error
         self._buffer = bytearray(MAX_MESSAGE + 4096)
-        self._buffers = [self._buffer]
-        self._poll = select.poll()
-        self._poll.register(self.sock.fileno(), select.POLLIN)
+        self._timeout: float | None = None
 
     def fileno(self) -> int:
         return self.sock.fileno()
@@ -63,6 +68,7 @@ class UnixLink:
     def send(self, data: bytes, fds: Sequence[int] = ()) -> None:
         try:
             if fds:
+                self.sock.send(encode(Op.FDS_NEXT, 0, 0, 0))
                 socket.send_fds(self.sock, [data], list(fds))
             else:
                 self.sock.send(data)
@@ -71,25 +77,37 @@ class UnixLink:
         except OSError as error:
             raise Disconnected(f"the memory manager is gone: {error}", "connect again") from error
 
-    def receive(self, timeout: float | None) -> Message | None:
-        if timeout is not None and not self._poll.poll(max(0.0, timeout * 1000)):
-            return None
+    def receive(self, timeout: float | None, fds: bool = True) -> Message | None:
+        flags = 0
+        if timeout is not None and timeout <= 0:
+            flags |= _DONTWAIT
+        elif timeout != self._timeout:
+            self._timeout = timeout
+            micros = 0 if timeout is None else max(1, int(timeout * 1_000_000))
+            limit = _TIMEVAL.pack(micros // 1_000_000, micros % 1_000_000)
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        ancillary: list[tuple[int, int, bytes]] = []
         try:
-            length, ancillary, flags, _ = self.sock.recvmsg_into(self._buffers, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
+            if fds:
+                length, ancillary, _, _ = self.sock.recvmsg_into([self._buffer], _ANCILLARY, flags | _CLOEXEC)
+            else:
+                length = self.sock.recv_into(self._buffer, 0, flags)
         except BlockingIOError:
             return None
         except OSError as error:
             raise Disconnected(f"the memory manager is gone: {error}", "connect again") from error
         if not length:
             raise Disconnected("the memory manager closed the connection", "connect again")
-        if flags & socket.MSG_TRUNC:
+        if length > MAX_MESSAGE:
             raise BadMessage(f"a message of more than {MAX_MESSAGE} bytes from the memory manager")
-        fds: list[int] = []
+        if not ancillary:
+            return decode(self._buffer, length)
+        came: list[int] = []
         for _, _, data in ancillary:
             received = array.array("i")
             received.frombytes(data)
-            fds.extend(received)
-        return decode(self._buffer, length, fds)
+            came.extend(received)
+        return decode(self._buffer, length, came)
 
     def close(self) -> None:
         self.sock.close()
@@ -233,10 +251,11 @@ class MemoryManagerClient(KvCalls):
     ) -> Message:
         self._request = request = (self._request + 1) & 0xFFFFFFFF or 1
         self.link.send(encode(op, 0, request, self.epoch, body, columns), fds)
-        until = time.monotonic() + timeout
-        left: float | None = timeout
+        until = 0.0
+        left = timeout
+        may_bring_fds = op == Op.ARENA or 0x60 <= op <= 0x6F
         while True:
-            reply = self.link.receive(left)
+            reply = self.link.receive(left, may_bring_fds)
             if reply is None:
                 raise CallTimeout(f"no reply to op {op} within {timeout} s", "is the memory manager alive?")
             if reply.flags & REPLY and reply.request == request:
@@ -246,7 +265,8 @@ class MemoryManagerClient(KvCalls):
             if reply.flags & ERROR and not reply.request:
                 raise failure_of(reply)
             self._other(reply)
-            left = until - time.monotonic()
+            until = until or time.monotonic() + timeout
+            left = max(0.001, until - time.monotonic())
 
     def _other(self, message: Message) -> None:
         """An event, or a reply nobody waits for any more."""

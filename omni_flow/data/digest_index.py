@@ -1,9 +1,10 @@
 """32-byte key → row number, open addressing in numpy columns, without tombstones.
 
-The table is an array of buckets of eight lanes. A key lives in the first bucket from its home onwards that had a free
+The table is an array of buckets, each a cache line: eight tags, eight row numbers. A tag is 32 bits of the key, odd, so
+that 0 is an empty lane. A key lives in the first bucket from its home onwards that had a free
 lane; each bucket counts the keys that had to pass it (the overflow counts of F14), so a search stops at the first
 bucket nobody passed and a deletion takes its counts back: the table never needs to be rebuilt. The keys themselves
-are a column of the page table, the index holds a 32-bit tag and the row. 20 bytes a key at half load.
+are a column of the page table. 20 bytes a key at half load.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from numpy.typing import NDArray
 U32 = NDArray[np.uint32]
 Keys = NDArray[np.uint8]
 
+SEED = 0x9E3779B97F4A7C15
 _LANES = 8
-_NONE = 0xFFFFFFFF
 
 
 class DigestIndex:
@@ -26,7 +27,7 @@ class DigestIndex:
         seed: any odd-able number; moves the buckets so that nobody can aim at one.
     """
 
-    def __init__(self, keys: Keys, seed: int = 0x9E3779B97F4A7C15) -> None:
+    def __init__(self, keys: Keys, seed: int = SEED) -> None:
         capacity = len(keys)
         buckets = 1
         while buckets * _LANES < 2 * capacity:
@@ -36,14 +37,17 @@ class DigestIndex:
         self._mask = np.uint64(buckets - 1)
         self._mul = np.uint64((seed | 1) & 0xFFFFFFFFFFFFFFFF)
         self._int_mul = int(self._mul)
-        self._tags = np.zeros((buckets, _LANES), np.uint32)
-        self._rows = np.full((buckets, _LANES), _NONE, np.uint32)
+        self._int_mask = buckets - 1
+        raw = np.zeros(buckets * 16 + 16, np.uint32)
+        skip = (-raw.ctypes.data % 64) // 4
+        self._lanes = raw[skip : skip + buckets * 16].reshape(buckets, 16)
+        self._flat = self._lanes.reshape(-1)
+        self._tags = self._lanes[:, :_LANES]
+        self._rows = self._lanes[:, _LANES:]
         self._passed = np.zeros(buckets, np.uint16)
         self._claim = np.zeros(buckets, np.uint32)
-        self._lane_bits = (1 << np.arange(_LANES)).astype(np.uint8)
         self._count = 0
-        self._tag_view = self._tags.data.cast("B").cast("I")
-        self._row_view = self._rows.data.cast("B").cast("I")
+        self._lane_view = self._flat.data
         self._passed_view = self._passed.data
         self._key_view = keys.data.cast("B")
 
@@ -52,23 +56,25 @@ class DigestIndex:
 
     @property
     def nbytes(self) -> int:
-        return self._tags.nbytes + self._rows.nbytes + self._passed.nbytes + self._claim.nbytes
+        return self._lanes.nbytes + self._passed.nbytes + self._claim.nbytes
 
     def find_one(self, key: bytes) -> int:
         """Row of one key, -1 if it is not there. For very small batches: no numpy call."""
         mixed = (int.from_bytes(key[:8], "little") * self._int_mul) & 0xFFFFFFFFFFFFFFFF
         mixed ^= mixed >> 32
-        mask = int(self._mask)
+        mask = self._int_mask
         bucket = mixed & mask
-        tag = int.from_bytes(key[8:12], "little")
-        tags, rows = self._tag_view, self._row_view
+        tag = int.from_bytes(key[8:12], "little") | 1
+        view = self._lane_view
         while True:
-            base = bucket * _LANES
-            for at in range(base, base + _LANES):
-                if tags[at] == tag:
-                    row = rows[at]
-                    if row != _NONE and self._key_view[row * 32 : row * 32 + 32] == key:
-                        return row
+            base = bucket * 16
+            lanes = view[base : base + _LANES].tolist()
+            if tag in lanes:
+                for lane, found in enumerate(lanes):
+                    if found == tag:
+                        row = view[base + _LANES + lane]
+                        if self._key_view[row * 32 : row * 32 + 32] == key:
+                            return row
             if not self._passed_view[bucket]:
                 return -1
             bucket = (bucket + 1) & mask
@@ -84,32 +90,41 @@ class DigestIndex:
         return found
 
     def _locate(self, keys: Keys) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Rows and flat lanes (bucket * 8 + lane) of the keys, -1 where missing."""
+        """Rows of the keys, and where in the flat table their row numbers stand; -1 where missing."""
         n = len(keys)
+        keys = np.ascontiguousarray(keys)
+        words = keys.view(np.uint64)
+        tags = keys.view(np.uint32)[:, 2] | np.uint32(1)
+        bucket = self._home(words)
+        hit = np.flatnonzero(self._tags[bucket] == tags[:, None])
+        which = hit >> 3
+        if len(hit) == n and (which == np.arange(n)).all():
+            place = bucket * 16 + (hit & 7) + _LANES
+            rows = self._flat[place].astype(np.int64)
+            if (self._words[rows] == words).all():
+                return rows, place
         found = np.full(n, -1, np.int64)
         place = np.full(n, -1, np.int64)
-        words = np.ascontiguousarray(keys).view(np.uint64)
-        tags = np.ascontiguousarray(keys).view(np.uint32)[:, 2]
-        bucket = self._home(words)
         live = np.arange(n)
-        while len(live):
-            match = (self._tags[bucket] == tags[live, None]) & (self._rows[bucket] != _NONE)
-            which, lane = np.nonzero(match)
-            if len(which):
-                rows = self._rows[bucket[which], lane]
+        while True:
+            if len(hit):
+                at = bucket[which] * 16 + (hit & 7) + _LANES
+                rows = self._flat[at].astype(np.int64)
                 same = (self._words[rows] == words[live[which]]).all(axis=1)
-                which, lane, rows = which[same], lane[same], rows[same]
-                found[live[which]] = rows
-                place[live[which]] = bucket[which] * _LANES + lane
+                found[live[which[same]]] = rows[same]
+                place[live[which[same]]] = at[same]
             going = (found[live] < 0) & (self._passed[bucket] > 0)
             live = live[going]
-            bucket = (bucket[going] + 1) & int(self._mask)
-        return found, place
+            if not len(live):
+                return found, place
+            bucket = (bucket[going] + 1) & self._int_mask
+            hit = np.flatnonzero(self._tags[bucket] == tags[live, None])
+            which = hit >> 3
 
     def insert(self, rows: U32) -> None:
         """Enter rows whose keys stand in the key column. The keys must be distinct and not be there yet."""
         words = self._words[rows]
-        tags = self._keys.view(np.uint32)[rows, 2]
+        tags = self._keys.view(np.uint32)[rows, 2] | np.uint32(1)
         bucket = self._home(words)
         live = np.arange(len(rows))
         while len(live):
@@ -117,7 +132,7 @@ class DigestIndex:
             won = self._claim[bucket] == live
             mine = bucket[won]
             who = live[won]
-            free = self._rows[mine] == _NONE
+            free = self._tags[mine] == 0
             lane = free.argmax(axis=1)
             fits = free[np.arange(len(mine)), lane]
             put = mine[fits]
@@ -127,7 +142,7 @@ class DigestIndex:
             self._passed[full] += 1
             stay = ~won
             live = np.concatenate((live[stay], who[~fits]))
-            bucket = np.concatenate((bucket[stay], (full + 1) & int(self._mask)))
+            bucket = np.concatenate((bucket[stay], (full + 1) & self._int_mask))
         self._count += len(rows)
 
     def delete(self, rows: U32) -> None:
@@ -136,15 +151,14 @@ class DigestIndex:
         found, place = self._locate(keys)
         if (found != rows).any():
             raise ValueError(f"{int((found != rows).sum())} rows are not in the index")
-        bucket, lane = place // _LANES, place % _LANES
-        self._rows[bucket, lane] = _NONE
-        self._tags[bucket, lane] = 0
+        bucket = place >> 4
+        self._flat[place - _LANES] = 0
         home = self._home(np.ascontiguousarray(keys).view(np.uint64))
         far = home != bucket
         home, bucket = home[far], bucket[far]
         while len(home):
             np.subtract.at(self._passed, home, 1)
-            home = (home + 1) & int(self._mask)
+            home = (home + 1) & self._int_mask
             going = home != bucket
             home, bucket = home[going], bucket[going]
         self._count -= len(rows)
@@ -152,7 +166,7 @@ class DigestIndex:
     def check(self) -> list[str]:
         """Violated invariants; walks the whole table."""
         faults: list[str] = []
-        used = self._rows != _NONE
+        used = self._tags != 0
         if int(used.sum()) != self._count:
             faults.append(f"index counts {self._count} keys, holds {int(used.sum())}")
         rows = self._rows[used]

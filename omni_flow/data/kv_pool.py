@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omni_flow.data.accounts import Account, Lease, Reservation, Share
+from omni_flow.data.digest_index import SEED
 from omni_flow.data.errors import BadArgument, BadToken, DataError, Holder, NeverFits, PoolFull, Refused
 from omni_flow.data.messages import L1, L2, L3, TIER_NAMES
 from omni_flow.data.page_table import NO_SLOT, RESERVED, SEALED, PageTable, SlotTier
@@ -70,11 +71,16 @@ class Pinned(NamedTuple):
 
 
 class KvPool:
-    """See the module. `numbers` gives tokens and lease ids, unique within a boot of the server."""
+    """See the module.
 
-    def __init__(self, spec: PoolSpec, numbers: Iterator[int] | None = None) -> None:
+    Args:
+        numbers: gives tokens and lease ids, unique within a boot of the server.
+        seed: of the index; a secret of the server, so that nobody can crowd a bucket.
+    """
+
+    def __init__(self, spec: PoolSpec, numbers: Iterator[int] | None = None, seed: int = SEED) -> None:
         self.spec = spec
-        self.table = PageTable(spec.l1_pages, spec.l2_pages, spec.l3_pages, spec.padding)
+        self.table = PageTable(spec.l1_pages, spec.l2_pages, spec.l3_pages, spec.padding, seed)
         self.numbers = numbers if numbers is not None else itertools.count(1)
         self.policies: dict[int, EvictionPolicy] = {
             bit: make_policy(spec.policy, max(1, self.table.tier(bit).slots)) for bit in (L1, L2)
@@ -137,6 +143,12 @@ class KvPool:
         held = [holder for holder in held if holder.reserved or holder.pinned]
         return tuple(sorted(held, key=lambda h: -(h.reserved + h.pinned))[:8])
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all bookkeeping that grows with the number of pages."""
+        shares = sum(s.counts.nbytes for s in (*self.shared.values(), *self.staging.values()))
+        return self.table.nbytes + shares + sum(policy.nbytes() for policy in self.policies.values())
+
     # -- reservations -------------------------------------------------------------------------------------------
 
     def reserve(
@@ -161,7 +173,7 @@ class KvPool:
         if least > share.limit:
             self.counters["refused"] += 1
             raise NeverFits(
-                f"{least} pages of {slots.name} in pool {self.spec.name}: the share {share.name!r} is {share.limit} pages",
+                f"{least} pages of {slots.name} in pool {self.spec.name}: share {share.name!r} has {share.limit} pages",
                 "ask for fewer pages, or enlarge the tier or the quota",
                 self.holders(),
             )

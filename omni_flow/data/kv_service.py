@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -30,7 +31,7 @@ from omni_flow.data.messages import (
 )
 from omni_flow.data.policy import KeepHints
 from omni_flow.data.prefix import first_needed, longest_prefix
-from omni_flow.data.protocol import MAX_BATCH, Column, Message, Op
+from omni_flow.data.protocol import MAX_BATCH, Message, Op
 from omni_flow.data.session import BaseService, Handler, Session
 
 U8 = NDArray[np.uint8]
@@ -53,7 +54,8 @@ class KvService(BaseService):
 
     def __init__(self, specs: Sequence[PoolSpec]) -> None:
         self._numbers = itertools.count(1)
-        self.pools = {spec.name: KvPool(spec, self._numbers) for spec in specs}
+        seed = int.from_bytes(os.urandom(8), "little")
+        self.pools = {spec.name: KvPool(spec, self._numbers, seed) for spec in specs}
         self.prefetch: Callable[[Session, str, U8], None] = lambda _session, _pool, _keys: None
         if len(self.pools) != len(specs):
             raise BadArgument("two pools of one name", "name them differently")
@@ -223,11 +225,12 @@ class KvService(BaseService):
 
     def _probe(self, session: Session, message: Message) -> None:
         pool = self.pool(message.body(PoolName).pool)
-        keys = message.column(0, "key")
-        if len(keys) == 1:
-            row = pool.table.index.find_one(keys.tobytes())
-            session.reply(message, None, (pool.table.tiers[row : row + 1] if row >= 0 else _ABSENT,))
+        key = message.one_key()
+        if key is not None:
+            row = pool.table.index.find_one(key)
+            session.reply(message, None, (_BYTES[pool.table.tiers.item(row)] if row >= 0 else b"\0",))
             return
+        keys = message.column(0, "key")
         session.reply(message, None, (pool.locate(keys, L1 | L2 | L3)[1],))
 
     def _drop(self, session: Session, message: Message) -> None:
@@ -270,11 +273,11 @@ class KvService(BaseService):
             numbers[f"pool_objects/{name}"] = len(table.index)
             numbers[f"pool_leases/{name}"] = sum(len(a.leases) for a in pool.accounts.values())
             numbers[f"pool_reservations/{name}"] = sum(len(a.tokens) for a in pool.accounts.values())
-            numbers[f"pool_metadata_bytes/{name}"] = table.nbytes + sum(p.nbytes() for p in pool.policies.values())
+            numbers[f"pool_metadata_bytes/{name}"] = pool.nbytes
         return numbers
 
     def check(self) -> list[str]:
         return [f"pool {name}: {fault}" for name, pool in self.pools.items() for fault in pool.check_integrity()]
 
 
-_ABSENT: Column = np.zeros(1, np.uint8)
+_BYTES = tuple(bytes((i,)) for i in range(256))

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from omni_flow.data.digest_index import DigestIndex
+from omni_flow.data.digest_index import SEED, DigestIndex
 from omni_flow.data.errors import BadArgument
 from omni_flow.data.messages import L1, L2, L3, TIER_NAMES
 
@@ -107,7 +107,7 @@ class PageTable:
     `watch(rows, there)` is told which objects have become known, and which are about to be forgotten.
     """
 
-    def __init__(self, l1_slots: int, l2_slots: int, l3_rows: int = 0, padding: int = 0, seed: int = 1) -> None:
+    def __init__(self, l1_slots: int, l2_slots: int, l3_rows: int = 0, padding: int = 0, seed: int = SEED) -> None:
         capacity = max(1, l1_slots + l2_slots + l3_rows)
         self.capacity = capacity
         self.l1 = SlotTier(L1, l1_slots, padding)

@@ -29,6 +29,7 @@ FDS: Final = 8
 
 HEADER: Final = struct.Struct("<BBBBIQII")
 COLUMN: Final = struct.Struct("<BBHI")
+HEADER_1: Final = struct.Struct("<BBBBIQIIBBHI")
 
 _KEY: Final = 6
 _DTYPES: Final[tuple[np.dtype[Any], ...]] = (
@@ -39,8 +40,9 @@ _DTYPES: Final[tuple[np.dtype[Any], ...]] = (
     np.dtype("<i8"),
     np.dtype("<f8"),
 )
-_CODES: Final = {dtype.str: code for code, dtype in enumerate(_DTYPES)}
+_NUMS: Final = {dtype.num: code for code, dtype in enumerate(_DTYPES)}
 _ITEM: Final = tuple(dtype.itemsize for dtype in _DTYPES) + (KEY_BYTES,)
+_ENCODE: Final = msgspec.msgpack.Encoder().encode
 _PAD: Final = tuple(bytes(n) for n in range(8))
 
 Column = NDArray[Any]
@@ -55,6 +57,7 @@ class Op:
     PING: Final = 0x03
     KEEPALIVE: Final = 0x04
     GOODBYE: Final = 0x05
+    FDS_NEXT: Final = 0x06
     RESERVE: Final = 0x10
     COMMIT: Final = 0x11
     ABORT: Final = 0x12
@@ -67,6 +70,7 @@ class Op:
     T_FLUSH: Final = 0x31
     T_RETURN: Final = 0x32
     T_RETRACT: Final = 0x33
+    T_SETTLE: Final = 0x34
     JOB: Final = 0x40
     JOB_DONE: Final = 0x41
     JOB_ADD: Final = 0x42
@@ -94,9 +98,12 @@ class Failure(msgspec.Struct, array_like=True):
 
 
 class Message:
-    """A decoded message. `columns` are views; `raw` is the undecoded body."""
+    """A decoded message, read where it lies.
 
-    __slots__ = ("columns", "epoch", "fds", "flags", "op", "raw", "request")
+    Body and columns are views of the buffer it came in until the next message comes in there; `own` makes them its own.
+    """
+
+    __slots__ = ("_buffer", "_columns", "_raw", "_specs", "epoch", "fds", "flags", "op", "request")
 
     def __init__(
         self,
@@ -104,17 +111,42 @@ class Message:
         flags: int,
         request: int,
         epoch: int,
-        raw: bytes | memoryview,
-        columns: list[Column],
+        buffer: bytes | bytearray | memoryview,
+        raw: tuple[int, int],
+        specs: Sequence[tuple[int, int, int]],
         fds: Sequence[int] = (),
     ) -> None:
         self.op = op
         self.flags = flags
         self.request = request
         self.epoch = epoch
-        self.raw = raw
-        self.columns = columns
         self.fds = fds
+        self._buffer = buffer
+        self._raw = raw
+        self._specs = specs
+        self._columns: list[Column] | None = None
+
+    @property
+    def columns(self) -> list[Column]:
+        """The columns as arrays; keys have shape (n, 32)."""
+        columns = self._columns
+        if columns is None:
+            columns = self._columns = []
+            for code, count, at in self._specs:
+                if code == _KEY:
+                    flat = np.frombuffer(self._buffer, np.uint8, count * KEY_BYTES, at)
+                    columns.append(flat.reshape(count, KEY_BYTES))
+                else:
+                    columns.append(np.frombuffer(self._buffer, _DTYPES[code], count, at))
+        return columns
+
+    def one_key(self) -> bytes | None:
+        """The key if the message has one column with one key: without an array."""
+        specs = self._specs
+        if len(specs) == 1 and specs[0][0] == _KEY and specs[0][1] == 1:
+            at = specs[0][2]
+            return bytes(self._buffer[at : at + KEY_BYTES])
+        return None
 
     def take_fds(self) -> list[int]:
         """The descriptors that came along; from now on the caller's to close. The server closes those nobody takes."""
@@ -123,8 +155,9 @@ class Message:
 
     def own(self) -> Message:
         """The same message with memory of its own."""
-        columns = [column.copy() for column in self.columns]
-        return Message(self.op, self.flags, self.request, self.epoch, bytes(self.raw), columns, self.fds)
+        end = max((at + count * _ITEM[code] for code, count, at in self._specs), default=self._raw[1])
+        copy = bytes(self._buffer[: max(end, self._raw[1])])
+        return Message(self.op, self.flags, self.request, self.epoch, copy, self._raw, self._specs, self.fds)
 
     def body(self, kind: type[Body]) -> Body:
         """Decode and validate the body.
@@ -132,8 +165,9 @@ class Message:
         Raises:
             BadMessage: it is not a `kind`.
         """
+        start, end = self._raw
         try:
-            return msgspec.msgpack.decode(self.raw, type=kind)
+            return msgspec.msgpack.decode(self._buffer[start:end], type=kind)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise BadMessage(f"body of {OP_NAMES.get(self.op, self.op)} is no {kind.__name__}: {error}") from error
 
@@ -156,45 +190,61 @@ class Message:
         return column
 
 
+def _packed(column: Column | bytes) -> tuple[int, int, bytes]:
+    """Type code, rows and bytes of a column.
+
+    Raises:
+        BadMessage: a type or shape the protocol does not know.
+    """
+    if isinstance(column, bytes):
+        return 0, len(column), column
+    kind = column.dtype
+    if column.ndim == 2 and column.shape[1] == KEY_BYTES and kind.itemsize == 1:
+        return _KEY, len(column), column.tobytes()
+    code = _NUMS.get(kind.num, -1) if column.ndim == 1 and kind.isnative else -1
+    if code < 0:
+        raise BadMessage(f"column of {kind} with shape {column.shape}", "use u1, u2, u4, u8, i8, f8 or keys")
+    return code, len(column), column.tobytes()
+
+
 def encode(
     op: int,
     flags: int,
     request: int,
     epoch: int,
     body: msgspec.Struct | None = None,
-    columns: Sequence[Column] = (),
+    columns: Sequence[Column | bytes] = (),
 ) -> bytes:
-    """One message as bytes.
+    """One message as bytes. A column may be given as bytes: u8.
 
     Raises:
         BadMessage: longer than `MAX_MESSAGE`, or a column of a type the protocol does not know.
     """
-    raw = b"" if body is None else msgspec.msgpack.encode(body)
+    raw = b"" if body is None else _ENCODE(body)
+    size = len(raw)
     if not columns:
-        total = 24 + len(raw)
-        if total > MAX_MESSAGE:
-            raise BadMessage(f"message of {total} bytes", f"split it, the limit is {MAX_MESSAGE}")
-        return HEADER.pack(VERSION, op, flags, 0, request, epoch, len(raw), total) + raw
-    heads: list[bytes] = [b""]
-    parts: list[bytes] = [raw, _PAD[-len(raw) & 7]]
-    total = 24 + 8 * len(columns) + len(raw) + (-len(raw) & 7)
-    for column in columns:
-        if column.ndim == 2 and column.shape[1] == KEY_BYTES and column.itemsize == 1:
-            code = _KEY
-        else:
-            code = _CODES.get(column.dtype.str, -1) if column.ndim == 1 else -1
-            if code < 0:
-                raise BadMessage(f"column of {column.dtype} with shape {column.shape}", "use u1..u8, i8, f8 or keys")
-        data = column.tobytes()
-        heads.append(COLUMN.pack(code, 0, 0, len(column)))
-        parts.append(data)
-        if len(data) & 7:
+        message = HEADER.pack(VERSION, op, flags, 0, request, epoch, size, 24 + size) + raw
+    elif len(columns) == 1:
+        code, rows, data = _packed(columns[0])
+        long = len(data)
+        total = 32 + ((size + 7) & ~7) + ((long + 7) & ~7)
+        head = HEADER_1.pack(VERSION, op, flags, 1, request, epoch, size, total, code, 0, 0, rows)
+        message = head + raw + _PAD[-size & 7] + data + _PAD[-long & 7]
+    else:
+        heads: list[bytes] = [b""]
+        parts: list[bytes] = [raw, _PAD[-size & 7]]
+        total = 24 + 8 * len(columns) + ((size + 7) & ~7)
+        for column in columns:
+            code, rows, data = _packed(column)
+            heads.append(COLUMN.pack(code, 0, 0, rows))
+            parts.append(data)
             parts.append(_PAD[-len(data) & 7])
-        total += (len(data) + 7) & ~7
-    if total > MAX_MESSAGE:
-        raise BadMessage(f"message of {total} bytes", f"split it, the limit is {MAX_MESSAGE}")
-    heads[0] = HEADER.pack(VERSION, op, flags, len(columns), request, epoch, len(raw), total)
-    return b"".join(heads + parts)
+            total += (len(data) + 7) & ~7
+        heads[0] = HEADER.pack(VERSION, op, flags, len(columns), request, epoch, size, total)
+        message = b"".join(heads + parts)
+    if len(message) > MAX_MESSAGE:
+        raise BadMessage(f"message of {len(message)} bytes", f"split it, the limit is {MAX_MESSAGE}")
+    return message
 
 
 def decode(buffer: bytes | bytearray | memoryview, length: int, fds: Sequence[int] = ()) -> Message:
@@ -205,40 +255,31 @@ def decode(buffer: bytes | bytearray | memoryview, length: int, fds: Sequence[in
     """
     if length < 24:
         raise BadMessage(f"message of {length} bytes", "a header has 24")
-    version, op, flags, ncols, request, epoch, body_length, total = HEADER.unpack_from(buffer, 0)
-    if version != VERSION:
-        raise BadMessage(f"protocol version {version}", f"this side speaks {VERSION}")
-    if total != length:
-        raise BadMessage(f"message of {length} bytes says {total}")
-    view = memoryview(buffer)
+    version, op, flags, ncols, request, epoch, body_length, total = HEADER.unpack_from(buffer)
+    if version != VERSION or total != length or ncols > MAX_COLUMNS:
+        raise BadMessage(
+            f"message of {length} bytes, version {version}, says {total} bytes and {ncols} columns",
+            f"this side speaks version {VERSION} with at most {MAX_COLUMNS} columns",
+        )
+    start = 24 + 8 * ncols
+    end = start + body_length
     if not ncols:
-        if 24 + body_length != total:
+        if end != total:
             raise BadMessage(f"body of {body_length} bytes in a message of {total}")
-        return Message(op, flags, request, epoch, view[24:total], [], fds)
-    if ncols > MAX_COLUMNS:
-        raise BadMessage(f"{ncols} columns", f"at most {MAX_COLUMNS}")
-    at = 24 + 8 * ncols
-    end = at + body_length
-    if end > total:
-        raise BadMessage(f"body of {body_length} bytes in a message of {total}")
-    raw = view[at:end]
+        return Message(op, flags, request, epoch, buffer, (start, end), (), fds)
     place = end + (-body_length & 7)
-    columns: list[Column] = []
-    for i in range(ncols):
-        code, zero, zeros, count = COLUMN.unpack_from(buffer, 24 + 8 * i)
+    if place > total:
+        raise BadMessage(f"body of {body_length} bytes in a message of {total}")
+    specs: list[tuple[int, int, int]] = []
+    for at in range(24, start, 8):
+        code, zero, zeros, count = COLUMN.unpack_from(buffer, at)
         if code > _KEY or zero or zeros:
-            raise BadMessage(f"column {i} has type {code}")
-        size = count * _ITEM[code]
-        if place + size > total:
-            raise BadMessage(f"column {i} of {size} bytes passes the end of the message")
-        if code == _KEY:
-            columns.append(np.frombuffer(view, np.uint8, size, place).reshape(count, KEY_BYTES))
-        else:
-            columns.append(np.frombuffer(view, _DTYPES[code], count, place))
-        place += (size + 7) & ~7
+            raise BadMessage(f"column {len(specs)} has type {code}")
+        specs.append((code, count, place))
+        place += (count * _ITEM[code] + 7) & ~7
     if place != total:
         raise BadMessage(f"message of {total} bytes holds {place}")
-    return Message(op, flags, request, epoch, raw, columns, fds)
+    return Message(op, flags, request, epoch, buffer, (start, end), specs, fds)
 
 
 def peek(buffer: bytes | bytearray | memoryview, length: int) -> tuple[int, int]:

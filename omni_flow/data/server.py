@@ -39,6 +39,8 @@ from omni_flow.data.zmq_front import ZmqFront
 
 log = logging.getLogger("omni_flow.data")
 SLICE_S: Final = 0.001
+LINGER_S: Final = 0.002
+QUICK: Final = frozenset((Op.PING, Op.PROBE, Op.LOOKUP, Op.UNPIN, Op.COMMIT, Op.T_FLUSH, Op.T_RETURN))
 ROLES: Final = ("client", "engine", "mover", "viewer")
 
 
@@ -127,6 +129,7 @@ class Server:
         self.reclaim_last_s = 0.0
         self._numbers = 0
         self._running = False
+        self._timed = False
         self.on_stop: list[Callable[[], None]] = []
         self._make_arenas()
         self.services: list[Service] = list(services(self))
@@ -145,7 +148,9 @@ class Server:
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.watch_fd(self._wake_r, self._woken)
         uids = frozenset((os.getuid(), *config.uids))
-        self.front = UnixFront(config.path, self.poll, uids, self.open_session, self.receive, self.close_session)
+        self.front = UnixFront(
+            config.path, self.poll, self.watch, uids, self.open_session, self.receive, self.close_session
+        )
         self.zmq = ZmqFront(self, config.endpoints, config.shared_key) if config.endpoints else None
 
     def _make_arenas(self) -> None:
@@ -176,29 +181,36 @@ class Server:
             os.read(self._wake_r, 4096)
 
     def run(self) -> None:
-        """Serve until `stop`."""
+        """Serve until `stop`.
+
+        `tick` runs at once after operations that start something with a deadline; after quick ones it may wait for
+        up to 64 rounds or `LINGER_S` of silence."""
         self._running = True
-        poll, watch, front = self.poll, self.watch, self.front
+        poll, watch = self.poll, self.watch
         due = 0.0
-        more = False
+        more = stale = False
+        rounds = 0
         while self._running:
             if self.reclaims or more:
                 timeout = 0.0
-            elif due < 0:
-                timeout = -1.0
+            elif stale:
+                timeout = LINGER_S
             else:
-                timeout = max(0.0, due - time.monotonic())
+                timeout = -1.0 if due < 0 else max(0.0, due - time.monotonic())
             ready = poll.poll(timeout)
             for fd, events in ready:
-                if front.owns(fd):
-                    front.ready(fd, events)
-                elif fd in watch:
-                    watch[fd](events)
+                handler = watch.get(fd)
+                if handler is not None:
+                    handler(events)
             if self.zmq is not None:
                 more = self.zmq.drain()
             if self.reclaims:
                 self._reclaim_slice()
-            due = self._tick()
+            rounds += 1
+            stale = bool(ready) and not self._timed and bool(rounds & 63) and (due < 0 or time.monotonic() < due)
+            if not stale:
+                self._timed = False
+                due = self._tick()
         self._shut()
 
     def stop(self) -> None:
@@ -243,6 +255,7 @@ class Server:
         if session.closed:
             return
         session.closed = True
+        self._timed = True
         self.sessions.pop(session.id, None)
         self.counters["sessions_closed"] += 1
         if session.ready:
@@ -290,6 +303,8 @@ class Server:
         try:
             message = decode(buffer, length, fds)
             op = message.op
+            if op not in QUICK:
+                self._timed = True
             handler = self.handlers.get(op)
             if handler is None or message.flags & 7:
                 raise BadMessage(f"op {op} with flags {message.flags}", "see docs/data_plane.md")

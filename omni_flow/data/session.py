@@ -39,6 +39,7 @@ class Session:
         "ready",
         "role",
         "secret",
+        "send",
         "state",
         "uid",
         "wire",
@@ -47,6 +48,7 @@ class Session:
     def __init__(self, number: int, wire: Wire, pid: int, uid: int, epoch: int) -> None:
         self.id = number
         self.wire = wire
+        self.send = wire.send
         self.pid = pid
         self.uid = uid
         self.epoch = epoch
@@ -67,13 +69,13 @@ class Session:
         self,
         message: Message,
         body: msgspec.Struct | None = None,
-        columns: Sequence[Column] = (),
+        columns: Sequence[Column | bytes] = (),
         fds: Sequence[int] = (),
     ) -> None:
         """Answer a request, now or later; once per request. Nothing happens when the session has ended."""
         if not self.closed:
             flags = REPLY | FDS if fds else REPLY
-            self.wire.send(encode(message.op, flags, message.request, self.epoch, body, columns), fds)
+            self.send(encode(message.op, flags, message.request, self.epoch, body, columns), fds)
 
     def fail(self, message: Message, error: DataError) -> None:
         """Answer a request with an error."""

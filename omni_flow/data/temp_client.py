@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from omni_flow.data.client import MemoryManagerClient
 
 BATCH: Final = 64
-_MAGAZINE_BYTES: Final = 4 << 20
+_MAGAZINE_BYTES: Final = 32 << 20
 _HELD_BASE: Final = OWNED * CELLS
 
 

@@ -126,14 +126,14 @@ class TempPool:
         taken: Callable[[int, Leased], None],
         failed: Callable[[DataError], None],
     ) -> None:
-        """Lease 1 to `count` slots for `nbytes` each (a sixteenth of the arena at most), waiting for the first.
+        """Lease 1 to `count` slots for `nbytes` each (an eighth of the arena at most), waiting for the first.
 
         Calls exactly one of `taken(slot size, [(entry, slot, generation)])` and `failed`.
         """
         if nbytes < 1 or not 1 <= count <= 256:
             raise BadArgument(f"{count} slots of {nbytes} bytes", "1 to 256 slots of at least a byte")
         size, order = self.size_of(nbytes)
-        count = min(count, max(1, self.capacity() // (16 * size)))
+        count = min(count, max(1, self.capacity() // (8 * size)))
         if self.client_bytes and size > self.client_bytes:
             raise NeverFits(f"a slot of {size} bytes, a client may hold {self.client_bytes}", "raise temp_client_bytes")
         if account.ledger is None:
@@ -307,6 +307,29 @@ class TempPool:
             raise BadToken(f"session {account.session} retracts {shares} shares of slot {number} it has not published")
         self.counters["retracted"] += shares
         self._back(number, generation, shares)
+
+    def settle(self, account: TempAccount, slots: list[tuple[int, int]], now: float) -> None:
+        """Published slots (number, generation) of this client that nobody adopts from now on: each is free once those
+        who have adopted it are done. Slots that are free already, or not this client's, are passed over.
+        """
+        for number, generation in slots:
+            slot = self.slots.get(number)
+            if (
+                slot is None
+                or slot.generation != generation
+                or slot.owner != account.session
+                or self._shares(slot) < 0
+            ):
+                continue
+            del account.owned[slot.entry]
+            account.bytes -= slot.size
+            account.free_entries.append(slot.entry)
+            if account.ledger is not None:
+                account.ledger[slot.entry, 0] = NONE
+            slot.owner = 0
+            slot.adopt_until = now
+            self.orphans[number] = slot
+            self.counters["settled"] += 1
 
     # -- the end of things --------------------------------------------------------------------------------------
 

@@ -40,6 +40,7 @@ class TempService(BaseService):
             Op.T_FLUSH: self._flush,
             Op.T_RETURN: self._return,
             Op.T_RETRACT: self._retract,
+            Op.T_SETTLE: self._settle,
         }
 
     def opened(self, session: Session) -> None:
@@ -106,6 +107,13 @@ class TempService(BaseService):
         self.pool.retract(self._account(session), body.slot, body.generation, body.shares)
         session.reply(message)
         self.pool.pump()
+
+    def _settle(self, session: Session, message: Message) -> None:
+        """Answered only if it has a request id."""
+        slots = zip(message.column(0, "<u4").tolist(), message.column(1, "<u4").tolist(), strict=True)
+        self.pool.settle(self._account(session), list(slots), time.monotonic())
+        if message.request:
+            session.reply(message)
 
     def stats(self) -> dict[str, int | float]:
         pool = self.pool

@@ -16,33 +16,46 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from omni_flow.data.errors import BadMessage, Refused
-from omni_flow.data.protocol import MAX_MESSAGE, peek
+from omni_flow.data.protocol import MAX_MESSAGE, Op, peek
 from omni_flow.data.session import Session
 
 MAX_FDS: Final = 253
 _QUEUE_BYTES: Final = 8 << 20
 _ANCILLARY: Final = socket.CMSG_SPACE(MAX_FDS * 4)
+_CLOEXEC: Final = int(socket.MSG_CMSG_CLOEXEC)
+_CUT: Final = int(socket.MSG_TRUNC) | int(socket.MSG_CTRUNC)
+_IN: Final = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
+_OUT: Final = select.EPOLLOUT
 _UCRED: Final = struct.Struct("iII")
 
 
 class UnixWire:
     """One accepted connection."""
 
-    __slots__ = ("_poll", "_queue", "_queued", "broken", "sock")
+    __slots__ = ("_poll", "_queue", "_queued", "_send", "broken", "fds_next", "receive", "sock")
 
     def __init__(self, sock: socket.socket, poll: select.epoll) -> None:
         self.sock = sock
+        self.receive = sock.recv_into
+        self._send = sock.send
         self.broken = False
+        self.fds_next = False
         self._poll = poll
         self._queue: deque[tuple[bytes, list[int]]] = deque()
         self._queued = 0
 
     def send(self, data: bytes, fds: Sequence[int]) -> None:
-        if self.broken:
-            return
-        if not self._queue and self._try(data, fds):
-            return
-        if self.broken:
+        if not fds and not self._queue and not self.broken:
+            try:
+                self._send(data)
+            except OSError:
+                self._later(data, fds)
+        elif not self.broken and (self._queue or not self._try(data, fds)):
+            self._later(data, fds)
+
+    def _later(self, data: bytes, fds: Sequence[int]) -> None:
+        """What could not be sent at once: queue it, unless the peer is gone or does not read."""
+        if (not self._queue and self._try(data, fds)) or self.broken:
             return
         self._queued += len(data)
         if self._queued > _QUEUE_BYTES:
@@ -97,7 +110,7 @@ class UnixFront:
 
     Args:
         path: of the socket; its directory must belong to this user alone. A socket left by a dead server is replaced.
-        poll: the server's epoll.
+        poll, watch: the server's epoll, and what to call when a descriptor is ready.
         uids: who may connect.
     """
 
@@ -105,6 +118,7 @@ class UnixFront:
         self,
         path: str,
         poll: select.epoll,
+        watch: dict[int, Callable[[int], None]],
         uids: frozenset[int],
         open_session: Callable[[UnixWire, int, int], Session],
         handle: Callable[[Session, bytearray, int, Sequence[int]], None],
@@ -114,9 +128,9 @@ class UnixFront:
         self._poll = poll
         self._uids = uids
         self._open, self._handle, self._close = open_session, handle, close_session
+        self._watch = watch
         self._sessions: dict[int, tuple[Session, UnixWire]] = {}
         self._buffer = bytearray(MAX_MESSAGE + 4096)
-        self._buffers = [self._buffer]
         self.foreign = 0
         self._lock = self._claim(path)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
@@ -124,6 +138,7 @@ class UnixFront:
         os.chmod(path, 0o600 if uids == {os.getuid()} else 0o666)
         self._listener.listen(128)
         self._spare = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        watch[self._listener.fileno()] = self._accept
         poll.register(self._listener.fileno(), select.EPOLLIN)
 
     @staticmethod
@@ -148,21 +163,7 @@ class UnixFront:
             os.unlink(path)
         return lock
 
-    def owns(self, fd: int) -> bool:
-        return fd in self._sessions or fd == self._listener.fileno()
-
-    def ready(self, fd: int, events: int) -> None:
-        """Serve one ready descriptor: one message, or one connection."""
-        if fd == self._listener.fileno():
-            self._accept()
-            return
-        session, wire = self._sessions[fd]
-        if events & select.EPOLLOUT:
-            wire.flush()
-        if events & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
-            self._receive(fd, session, wire)
-
-    def _accept(self) -> None:
+    def _accept(self, _events: int) -> None:
         try:
             sock, _ = self._listener.accept()
         except BlockingIOError:
@@ -182,41 +183,65 @@ class UnixFront:
         wire = UnixWire(sock, self._poll)
         self._poll.register(sock.fileno(), select.EPOLLIN)
         session = self._open(wire, pid, uid)
-        self._sessions[sock.fileno()] = (session, wire)
+        fd = sock.fileno()
+        self._sessions[fd] = (session, wire)
+
+        def ready(events: int) -> None:
+            if events & _OUT:
+                wire.flush()
+            if events & _IN:
+                self._receive(fd, session, wire)
+
+        self._watch[fd] = ready
         if uid not in self._uids:
             self.foreign += 1
             session.refuse(0, 0, Refused(f"user {uid} may not use this memory manager", "add the uid to its config"))
-            self._end(sock.fileno(), session, wire)
+            self._end(fd, session, wire)
 
     def _receive(self, fd: int, session: Session, wire: UnixWire) -> None:
+        fds: list[int] = []
         try:
-            length, ancillary, flags, _ = wire.sock.recvmsg_into(self._buffers, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
+            if wire.fds_next:
+                length, fds = self._receive_fds(wire)
+            else:
+                length = wire.receive(self._buffer)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
-            length, ancillary, flags = 0, [], 0
+            length = 0
         if not length:
             self._end(fd, session, wire)
             return
+        if length > MAX_MESSAGE:
+            for one in fds:
+                os.close(one)
+            op, request = peek(self._buffer, length)
+            session.refuse(op, request, BadMessage("message cut off", f"at most {MAX_MESSAGE} bytes"))
+            return
+        if self._buffer[1] == Op.FDS_NEXT:
+            wire.fds_next = True
+            return
+        self._handle(session, self._buffer, length, fds)
+        if wire.broken:
+            self._end(fd, session, wire)
+
+    def _receive_fds(self, wire: UnixWire) -> tuple[int, list[int]]:
+        """The message announced by FDS_NEXT, with its descriptors."""
+        wire.fds_next = False
+        length, ancillary, flags, _ = wire.sock.recvmsg_into([self._buffer], _ANCILLARY, _CLOEXEC)
         fds: list[int] = []
         for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 received = array.array("i")
                 received.frombytes(data[: len(data) - len(data) % received.itemsize])
                 fds.extend(received)
-        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-            for one in fds:
-                os.close(one)
-            op, request = peek(self._buffer, length)
-            session.refuse(op, request, BadMessage("message or descriptors cut off", f"at most {MAX_MESSAGE} bytes"))
-            return
-        self._handle(session, self._buffer, length, fds)
-        if wire.broken:
-            self._end(fd, session, wire)
+        if flags & _CUT:
+            length = MAX_MESSAGE + 1
+        return length, fds
 
     def _end(self, fd: int, session: Session, wire: UnixWire) -> None:
         self._poll.unregister(fd)
-        del self._sessions[fd]
+        del self._sessions[fd], self._watch[fd]
         wire.broken = True
         wire.drop()
         wire.sock.close()
@@ -226,6 +251,7 @@ class UnixFront:
         for fd, (session, wire) in list(self._sessions.items()):
             self._end(fd, session, wire)
         self._poll.unregister(self._listener.fileno())
+        del self._watch[self._listener.fileno()]
         self._listener.close()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path)

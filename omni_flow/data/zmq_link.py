@@ -49,7 +49,7 @@ class ZmqLink:
         except zmq.ZMQError as error:
             raise Disconnected(f"cannot send to {self._address}: {error}", "is the memory manager alive?") from error
 
-    def receive(self, timeout: float | None) -> Message | None:
+    def receive(self, timeout: float | None, fds: bool = True) -> Message | None:
         if timeout is None:
             wait = -1
         else:

@@ -253,11 +253,12 @@ def test_a_foreign_user_is_refused(tmp_path: Path) -> None:
             told.append(error)
 
     others = frozenset({os.getuid() + 1})
-    front = UnixFront(f"{tmp_path}/s", poll, others, lambda *_: Stranger(), lambda *_: None, ended.append)  # type: ignore[arg-type, return-value]
+    watch: dict[int, Callable[[int], None]] = {}
+    front = UnixFront(f"{tmp_path}/s", poll, watch, others, lambda *_: Stranger(), lambda *_: None, ended.append)  # type: ignore[arg-type, return-value]
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     sock.connect(f"{tmp_path}/s")
     for fd, events in poll.poll(5):
-        front.ready(fd, events)
+        watch[fd](events)
     assert isinstance(told[0], Refused)
     assert len(ended) == 1
     assert sock.recv(10) == b""

@@ -155,6 +155,4 @@ def test_a_page_costs_at_most_150_bytes() -> None:
     from omni_flow.data.kv_pool import KvPool, PoolSpec
 
     pool = KvPool(PoolSpec(name="kv", page_bytes=64, l1_pages=1 << 16))
-    shares = sum(s.counts.nbytes for s in (*pool.shared.values(), *pool.staging.values()))
-    policies = sum(policy.nbytes() for policy in pool.policies.values())
-    assert (pool.table.nbytes + policies + shares) / (1 << 16) <= 150
+    assert pool.nbytes / (1 << 16) <= 150

@@ -75,7 +75,7 @@ class Pages(RuleBasedStateMachine):
         at = data.draw(st.lists(st.sampled_from(left), min_size=1, unique=True))
         names = data.draw(st.lists(st.integers(0, 59), min_size=len(at), max_size=len(at)))
         stamps = {}
-        for position, name in zip(at, names, strict=True):
+        for position in at:
             self.stamp += 1
             self.pages[slots[position]] = self.stamp & 0xFF
             stamps[position] = self.stamp & 0xFF

@@ -1,0 +1,77 @@
+"""`copyin_ratio_to_memcpy`, `gather_ratio_to_memcpy`: bytes through the arenas over plain copies between private
+arrays.
+
+Copy-in: `TempClient.put` of 1 MiB and 16 MiB (the worse counts), allocation and publication included. Gather: 256
+scattered 64 KiB pages of L2 into one array. The plain copies touch as much memory in the same order of magnitude.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from omni_flow.data.client import MemoryManagerClient
+from omni_flow.data.kv_pool import PoolSpec
+from omni_flow.data.messages import L2
+from omni_flow.data.temp_client import TempClient
+
+from .tools import Bench
+
+MIB = 1 << 20
+PAGE = 64 << 10
+PAGES = 4096
+TAKE = 256
+
+
+def _copy_in(bench: Bench, client: MemoryManagerClient) -> None:
+    temp = TempClient(client)
+    for _ in range(bench.rounds(24)):
+        worst = 2.0
+        for size in (MIB, 16 * MIB):
+            source = np.full(size // 4, 7, np.uint32)
+            private = np.zeros((4, size // 4), np.uint32)
+            plain, put = [], []
+            for turn in range(32 if size == MIB else 8):
+                began = time.perf_counter()
+                np.copyto(private[turn % 4], source)
+                plain.append(time.perf_counter() - began)
+                began = time.perf_counter()
+                ref = temp.put(source)
+                put.append(time.perf_counter() - began)
+                temp.adopt(ref).release()
+            ratio = float(np.median(plain) / np.median(put))
+            bench.add(f"copyin_{size >> 20}MiB_ratio", ratio)
+            worst = min(worst, ratio)
+        bench.add("copyin_ratio_to_memcpy", worst)
+
+
+def _gather(bench: Bench, client: MemoryManagerClient) -> None:
+    arena = client.arena("kv/l2")
+    writer = client.arena("kv/l2", write=True)
+    writer.array[:] = 3
+    source = np.zeros((TAKE, PAGE), np.uint8)
+    out, target = np.zeros_like(source), np.zeros_like(source)
+    rng = np.random.default_rng(3)
+    for _ in range(bench.rounds(60)):
+        slots = rng.permutation(PAGES)[:TAKE].astype(np.uint32)
+        began = time.perf_counter()
+        np.copyto(target, source)
+        plain = time.perf_counter() - began
+        began = time.perf_counter()
+        arena.gather(PAGE, slots, out)
+        bench.add("gather_ratio_to_memcpy", plain / (time.perf_counter() - began))
+        assert out[0, 0] == 3
+
+
+def measure(bench: Bench) -> None:
+    """Both, in this process, on one core."""
+    pool = PoolSpec(name="kv", page_bytes=PAGE, l1_pages=1, l2_pages=PAGES)
+    with bench.manager(pools=(pool,), temp_bytes=256 * MIB) as (pid, path):
+        first, last = bench.cores[0], bench.cores[-1]
+        with MemoryManagerClient(path) as client, bench.pinned(first, last, pid):
+            client.arena("kv/l2").populate()
+            client.arena("temp", write=True).populate()
+            _copy_in(bench, client)
+            assert client.welcome.pools[0].l2_pages == PAGES, L2
+            _gather(bench, client)
