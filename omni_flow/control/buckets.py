@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from omni_flow.control.credit import Account
-from omni_flow.control.facts import ABSENT, WAITING, Cell, Failure
+from omni_flow.control.facts import ABSENT, WAITING, Cell, Failure, Torn
 from omni_flow.control.joins import Closing, Windows
 from omni_flow.control.plan import Entry
 
@@ -49,7 +49,7 @@ class Node:
         self.accounts: dict[int, Account] | None = None
         self.activation: Any = None
         self.count: int | None = None
-        self.torn = False
+        self.torn: Torn = False
         self.failed = UNFAILED
         self.low = 0
         self.closed = 0

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from omni_flow.control.facts import ABSENT, WAITING, Cell, Failure
+from omni_flow.control.facts import ABSENT, WAITING, Cell, Failure, Torn
 from omni_flow.control.inorder import END_OF_FRAMES, TORN, InOrder, Passed
-from omni_flow.control.joins import TORN_CAUSE, Closing
+from omni_flow.control.joins import Closing
 from omni_flow.control.plan import ClientOutput, Path
 from omni_flow.control.spec import Join, ParamRef
 
@@ -65,7 +65,7 @@ class Delivery:
                 join.n = cell
                 self._decide(prefix, join)
 
-    def end(self, parent: Path, count: int, torn: bool) -> None:
+    def end(self, parent: Path, count: int, torn: Torn) -> None:
         """Take the end of a source of the field's scope."""
         if len(parent) < self.output.depth:
             assert self._order is not None
@@ -97,7 +97,7 @@ class Delivery:
                 self.decided = self.decided or cell is END_OF_FRAMES
                 return given, idle + passed
             if cell is TORN:
-                self._fail(Failure("", "", TORN_CAUSE))
+                self._fail(self._order.cause)
             elif type(cell) is Failure:
                 self._fail(cell)
             elif cell is not ABSENT and not self.decided:

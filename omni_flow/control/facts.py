@@ -41,6 +41,9 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
 Cell = Any
 """WAITING, ABSENT, a Failure, or anything else: then it is the value."""
 
+Torn = bool | Failure
+"""Of an end: False if the stream is whole, else what failed, or True if that is not known."""
+
 VALUE: Final = 0
 MISSING: Final = 1
 FAILED: Final = 2
@@ -52,7 +55,7 @@ class Message(msgspec.Struct, array_like=True, gc=False):
     """What shares say to each other. `kind` decides how the rest is read.
 
     VALUE, MISSING, FAILED: `ref` is the field, `path` the fact's path, `value` the payload or the Failure.
-    END: `ref` is the source, `path` the parent, `number` the count, `value` True if torn.
+    END: `ref` is the source, `path` the parent, `number` the count, `value` whether torn (`Torn`).
     ACK: `ref` is the source, `path` the parent, `number` what was released, `value` (reader interface or GATEWAY,
     share or output index of the reader).
     """
@@ -90,6 +93,7 @@ __all__ = [
     "Cell",
     "Failure",
     "Message",
+    "Torn",
     "Waiting",
     "cell_of",
     "fact",

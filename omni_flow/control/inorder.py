@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from omni_flow.control.facts import WAITING, Cell
+from omni_flow.control.facts import WAITING, Cell, Failure, Torn
 from omni_flow.control.plan import Path
 
 
@@ -26,6 +26,7 @@ class Ended:
 
 END_OF_FRAMES: Final = Ended("END_OF_FRAMES")
 TORN: Final = Ended("TORN")
+UNKNOWN: Final = Failure("", "", "the stream ended torn: its creator failed")
 
 
 class Passed(NamedTuple):
@@ -41,14 +42,15 @@ class InOrder:
     Paths and parents given to it are relative to the prefix. What was added twice counts once.
     """
 
-    __slots__ = ("_cells", "_children", "_count", "_levels", "_next", "_parent", "_torn")
+    __slots__ = ("_cells", "_children", "_count", "_levels", "_next", "_parent", "_torn", "cause")
 
     def __init__(self, levels: int, parent: Path = ()) -> None:
         self._levels = levels
         self._parent = parent
         self._next = 0
         self._count: int | None = None
-        self._torn = False
+        self._torn: Torn = False
+        self.cause = UNKNOWN
         self._cells: dict[int, Cell] = {}
         self._children: dict[int, InOrder] = {}
 
@@ -64,7 +66,7 @@ class InOrder:
             return True
         return self._child(number).add(path[1:], cell)
 
-    def end(self, parent: Path, count: int, torn: bool) -> None:
+    def end(self, parent: Path, count: int, torn: Torn) -> None:
         """Take the end of the source under `parent` (length 0 to levels - 1)."""
         if not parent:
             if self._count is None:
@@ -81,11 +83,15 @@ class InOrder:
     def pull(self, passed: list[Passed] | None = None, through: bool = False) -> Cell | Ended:
         """The next frame in order; WAITING if it is not known yet; else END_OF_FRAMES or TORN, from then on.
 
+        With TORN `cause` is the failure that tore the stream, as far as known.
+
         Numbers left behind, also those of an inner stream that ends, are appended to `passed`. `through`: go on after
         an inner stream that ended torn, for a reader that only lets frames pass.
         """
         while True:
             if self._next == self._count:
+                if type(self._torn) is Failure:
+                    self.cause = self._torn
                 return TORN if self._torn else END_OF_FRAMES
             if self._levels == 1:
                 cell = self._cells.pop(self._next, WAITING)
@@ -97,6 +103,7 @@ class InOrder:
                 return WAITING
             cell = child.pull(passed, through)
             if cell is not END_OF_FRAMES and not (through and cell is TORN):
+                self.cause = child.cause
                 return cell
             del self._children[self._next]
             self._step(passed)

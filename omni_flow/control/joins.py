@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from omni_flow.control.facts import ABSENT, WAITING, Cell, Failure
+from omni_flow.control.facts import ABSENT, WAITING, Cell, Failure, Torn
 from omni_flow.control.inorder import END_OF_FRAMES, TORN, InOrder, Passed
 from omni_flow.control.plan import Slot
 from omni_flow.control.spec import Join
-
-TORN_CAUSE = "the stream ended torn: its creator failed"
 
 
 class Closing:
@@ -74,7 +72,7 @@ class Closing:
             if cell is END_OF_FRAMES:
                 self._over = True
             elif cell is TORN:
-                self._failure = Failure("", "", TORN_CAUSE)
+                self._failure = self.frames.cause
             elif type(cell) is Failure:
                 self._failure = cell
             elif cell is not ABSENT:
@@ -96,7 +94,7 @@ class Windows:
     def __init__(self, slot: Slot, decode: Callable[[Any], Any]) -> None:
         self.frames = InOrder(1)
         self.born = 0
-        self.result: tuple[int, bool] | None = None
+        self.result: tuple[int, Torn] | None = None
         self.released: list[int] = []
         self._slot = slot
         self._decode = decode
@@ -106,7 +104,7 @@ class Windows:
         self._base = 0
         self._start = 0
         self._seen = 0
-        self._over: bool | None = None
+        self._over: Torn | None = None
 
     def add(self, number: int, cell: Cell) -> None:
         """Take the frame `number`; once all windows are known it is released at once."""
@@ -143,9 +141,9 @@ class Windows:
             if cell is END_OF_FRAMES:
                 self._over = False
             elif cell is TORN:
-                self._over = True
+                self._over = self.frames.cause
             elif type(cell) is Failure:
-                self._over = True
+                self._over = cell
                 self.released.append(passed[-1].number)
             elif cell is ABSENT:
                 self.released.append(passed[-1].number)

@@ -155,7 +155,7 @@ class Request:
     def _receive_end(self, message: Message) -> None:
         for delivery in self._deliveries:
             if message.ref in delivery.output.scope:
-                delivery.end(message.path, message.number, bool(message.value))
+                delivery.end(message.path, message.number, message.value)
                 self._pull(delivery)
 
     def _pull(self, delivery: Delivery) -> None:

@@ -25,6 +25,7 @@ from omni_flow.control.facts import (
     Cell,
     Failure,
     Message,
+    Torn,
     fact,
 )
 from omni_flow.control.joins import Closing, Windows
@@ -184,7 +185,7 @@ class Share:
 
     def _end(self, reader: EndReader, message: Message) -> None:
         interface = self.interfaces[reader.interface]
-        path, count, torn = message.path, message.number, bool(message.value)
+        path, count, torn = message.path, message.number, message.value
         for index in reader.slots:
             slot = interface.slots[index]
             if self._hashed and not self._owns(interface, path, min(len(path), slot.depth)):
@@ -360,7 +361,7 @@ class Share:
         group, failure = decide(interface.groups, order, leaf, interface.race)
         if group == WAIT:
             return
-        if interface.loop is not None and not self._iterates(interface, leaf, group):
+        if interface.loop is not None and not self._iterates(interface, leaf, group, failure):
             return
         if group == DEAD:
             self._close_unrun(interface, leaf, None)
@@ -374,7 +375,7 @@ class Share:
         else:
             self._run(interface, leaf, group)
 
-    def _iterates(self, interface: Interface, leaf: Node, group: int) -> bool:
+    def _iterates(self, interface: Interface, leaf: Node, group: int, failure: Failure | None) -> bool:
         """Whether this iteration exists; if not, or if it is the last that may, say the end of the loop."""
         assert interface.loop is not None
         parent, number = leaf.parent, leaf.number
@@ -383,7 +384,7 @@ class Share:
         if exists and number + 1 < interface.max_iters:
             return True
         count = number + 1 if exists else number
-        parent.count, parent.torn = count, not exists and group == FAIL
+        parent.count, parent.torn = count, False if exists else (failure or False)
         if exists and group >= 0:
             self.stopped_by_max_iters += 1
         if not exists:
@@ -431,7 +432,7 @@ class Share:
             if output.source is None:
                 self._send_fact(output.field, leaf.path, cell)
             else:
-                self._send_end(output.source, leaf.path, 0, failure is not None)
+                self._send_end(output.source, leaf.path, 0, failure or False)
         self._finish(interface, leaf)
 
     def _finish(self, interface: Interface, node: Node) -> None:
@@ -531,7 +532,7 @@ class Share:
         self.running.discard(activation)
         for output, said in zip(interface.outputs, activation.given, strict=True):
             if output.source is not None:
-                self._send_end(output.source, leaf.path, said, rest is not ABSENT)
+                self._send_end(output.source, leaf.path, said, False if rest is ABSENT else rest)
             elif not said:
                 self._send_fact(output.field, leaf.path, rest)
         self._finish(interface, leaf)
@@ -559,7 +560,7 @@ class Share:
         if field.to_gateway:
             self.host.to_gateway(message or fact(field_id, path, cell))
 
-    def _send_end(self, source_id: int, parent: Path, count: int, torn: bool) -> None:
+    def _send_end(self, source_id: int, parent: Path, count: int, torn: Torn) -> None:
         source = self.plan.sources[source_id]
         message = Message(END, source_id, parent, count, torn)
         for route in source.ends:

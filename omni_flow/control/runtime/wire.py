@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
-from omni_flow.control.facts import ACK, FAILED, VALUE, Failure, Message
+from omni_flow.control.facts import ACK, END, FAILED, VALUE, Failure, Message
+from omni_flow.control.runtime.tensors import Leased, Spilled, Tensors
 
 GATEWAY_ROLE: Final = -1
 """`Envelope.role` of what goes to the request's gateway."""
@@ -146,10 +147,14 @@ def decode_head(data: bytes) -> Head:
 
 
 class BatchCodec:
-    """The codec of the transports."""
+    """The codec of the transports. `tensors`: where arrays lie that messages refer to.
 
-    def __init__(self) -> None:
-        self.encode = msgspec.msgpack.Encoder().encode
+    A payload is bytes; one that refers to arrays is a list of its bytes, so that it is known on arrival.
+    """
+
+    def __init__(self, tensors: Tensors | None = None) -> None:
+        self.encode = msgspec.msgpack.Encoder(enc_hook=_sending).encode
+        self._tensors = tensors
         self._decode = msgspec.msgpack.Decoder(list[Packet]).decode
 
     def decode(self, packet: bytes | memoryview) -> list[Any]:
@@ -160,10 +165,17 @@ class BatchCodec:
                 for message in item.messages:
                     kind = message.kind
                     if kind == VALUE:
-                        continue
-                    if kind == FAILED:
+                        if type(message.value) is list:
+                            message.value = Leased(message.value[0], self._tensors)
+                    elif kind == FAILED or (kind == END and type(message.value) is list):
                         message.value = Failure(*message.value)
                     elif kind == ACK:
                         reader, place = message.value
                         message.value = (reader, place)
         return batch
+
+
+def _sending(value: Any) -> list[bytes]:
+    if type(value) is Spilled:
+        return [value.sending()]
+    raise TypeError(f"{type(value).__name__} is no payload")
