@@ -121,8 +121,12 @@ class Execution:
         self.node.loop.call_soon(self._relieve)
 
     def _relieve(self) -> None:
-        """Called right after a runner's turn: if the queue is not empty, role code suspended it. Wake another."""
+        """Called right after a runner's turn: if the queue is not empty, role code suspended it. Wake another.
+
+        What role code said before it suspended is sent now: the runner itself flushes only when its queue is empty.
+        """
         self._awake = False
+        self.node.flush()
         if self._queue:
             self._wake()
 
@@ -270,7 +274,9 @@ class Execution:
 
     def give(self, running: Running, port: OutputPort, value: Any) -> None:
         """Say one output. Raises WrongValue, NotSerialisable or RoleError."""
-        payload, size = self.node.values.encode(value, port.type, running.activation.interface.name, port.field)
+        name = running.activation.interface.name
+        payload, size = self.node.values.encode(value, port.type, name, port.field, port.spills)
+        running.party.note(payload)
         running.share.give(running.activation, port.index, payload, size)
         if not self._awake:
             self.node.schedule_flush()
