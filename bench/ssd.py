@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import random
+import resource
 import shutil
 import statistics
 import sys
@@ -117,17 +118,21 @@ def throughput(parent: str | None = None, threads: int = 4, rounds: int = 7) -> 
             while tier.stats().counters.reclaimed_segments < 8:
                 put()
             write: list[tuple[float, float]] = []
+            spent: list[tuple[float, float]] = []
             read: list[tuple[float, float]] = []
             for _ in range(rounds):
                 get(hot_pages)
                 base = len(write) * round_pages
+                begun = cpu()
                 raw = in_threads(
                     threads,
                     lambda job, b, base=base: void(os.pwritev(fd, [b], (base + job) % tier_pages * PAGE)),
                     pages,
                     round_pages,
                 )
+                between = cpu()
                 write.append((raw, put()))
+                spent.append((between - begun, cpu() - between))
             for _ in range(rounds):
                 places = randomness.sample(range(tier_pages), round_pages)
                 raw = in_threads(
@@ -151,9 +156,17 @@ def throughput(parent: str | None = None, threads: int = 4, rounds: int = 7) -> 
         "ssd_read_gb_per_s": size / statistics.median(ours for _, ours in read),
         "ssd_raw_write_gb_per_s": size / statistics.median(raw for raw, _ in write),
         "ssd_raw_read_gb_per_s": size / statistics.median(raw for raw, _ in read),
+        "ssd_write_cpu_us_per_page": statistics.median(ours for _, ours in spent) / round_pages * 1e6,
+        "ssd_raw_write_cpu_us_per_page": statistics.median(raw for raw, _ in spent) / round_pages * 1e6,
         "ssd_write_amplification": stats.write_amplification,
         "ssd_reclaimed_segments": float(stats.counters.reclaimed_segments),
     }
+
+
+def cpu() -> float:
+    """Seconds of both processors that this process has used."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
 
 
 def void(_: object) -> None:

@@ -103,8 +103,10 @@ def aligned_buffer(length: int) -> memoryview:
 
 def is_aligned(view: memoryview) -> bool:
     """Says whether O_DIRECT may use this memory as it is."""
-    address = np.frombuffer(view, np.uint8).ctypes.data if len(view) else 0
-    return address % BLOCK == 0 and len(view) % BLOCK == 0
+    if len(view) % BLOCK:
+        return False
+    address: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0] if len(view) else 0
+    return address % BLOCK == 0
 
 
 class Scratch(threading.local):
