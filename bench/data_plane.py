@@ -43,7 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON object of medians on stdout and nothing else")
     parser.add_argument("--quick", action="store_true", help="few rounds: does it run?")
-    parser.add_argument("--only", nargs="*", choices=TOPICS, default=TOPICS)
+    parser.add_argument("--only", nargs="*", choices=TOPICS, default=TOPICS, metavar="TOPIC")
     options = parser.parse_args()
     bench = Bench(options.quick)
     for topic in options.only:
