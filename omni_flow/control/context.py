@@ -8,7 +8,9 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import xxhash
+from numpy.typing import DTypeLike, NDArray
 
 from omni_flow.control.plan import Path
 
@@ -67,6 +69,16 @@ class Context:
     def deadline(self) -> float | None:
         """Seconds left until the request's deadline (may be negative), or None if it has none."""
         return None if self._deadline is None else self._deadline - time.monotonic()
+
+    def empty(self, shape: tuple[int, ...] | int, dtype: DTypeLike = "float32") -> NDArray[Any]:
+        """An array to compute an output into. Given as it is, it reaches its readers without a copy, whatever its size.
+
+        Once given it must not be written any more. Without a memory manager it is an ordinary array.
+        """
+        if self.data is None:
+            return np.empty(shape, dtype)
+        made: NDArray[Any] = self.data.empty(shape, dtype)
+        return made
 
     def progress(self, fraction: float, note: str = "") -> None:
         """Say how far this activation is (0 to 1)."""

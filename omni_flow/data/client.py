@@ -242,9 +242,9 @@ class MemoryManagerClient(KvCalls):
         while (message := self.link.receive(0.0)) is not None:
             self._other(message)
 
-    def tell(self, op: int, body: msgspec.Struct | None = None) -> None:
+    def tell(self, op: int, body: msgspec.Struct | None = None, columns: Sequence[Column] = ()) -> None:
         """One message without a reply."""
-        self.link.send(encode(op, 0, 0, self.epoch, body))
+        self.link.send(encode(op, 0, 0, self.epoch, body, columns))
 
     def _exchange(
         self, op: int, body: msgspec.Struct | None, columns: Sequence[Column], fds: Sequence[int], timeout: float

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 
@@ -63,13 +65,14 @@ def load_config(path: str) -> ServerConfig:
         raise DataError(f"{path}: {error}", "see ServerConfig") from error
 
 
-def start(config: ServerConfig, *, log: str | None = None) -> subprocess.Popen[bytes]:
+def start(config: ServerConfig, *, log: str | None = None, life: int | None = None) -> subprocess.Popen[bytes]:
     """Start a memory manager in a process of its own and return when clients may connect.
 
     It is the leader of a new process session, so signals to this process's group don't reach it.
 
     Args:
         log: file to append its JSON log to; None: a file without a name, shown if it does not come up.
+        life: read end of a pipe; the server ends when its last writer is gone, so that it never outlives its owner.
 
     Raises:
         Disconnected: it ended before it was ready; the end of its log stands in the message.
@@ -77,9 +80,12 @@ def start(config: ServerConfig, *, log: str | None = None) -> subprocess.Popen[b
     read, write = os.pipe()
     encoded = msgspec.json.encode(config).decode()
     command = [sys.executable, "-m", "omni_flow.data.launch", encoded, "--ready-fd", str(write)]
+    fds = (write,) if life is None else (write, life)
+    if life is not None:
+        command += ["--life-fd", str(life)]
     with open(log, "ab+") if log else tempfile.TemporaryFile() as errors, open(read, "rb") as ready:
         try:
-            process = subprocess.Popen(command, pass_fds=(write,), start_new_session=True, stderr=errors)
+            process = subprocess.Popen(command, pass_fds=fds, start_new_session=True, stderr=errors)
         finally:
             os.close(write)
         if ready.readline():
@@ -94,6 +100,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="omni-flow-memory")
     parser.add_argument("config", help="path of a config file, or the config itself as JSON")
     parser.add_argument("--ready-fd", type=int, default=-1)
+    parser.add_argument("--life-fd", type=int, default=-1)
     options = parser.parse_args(argv)
     if options.config.lstrip().startswith("{"):
         config = msgspec.json.decode(options.config, type=ServerConfig)
@@ -106,7 +113,16 @@ def main(argv: Sequence[str] | None = None) -> None:
             os.close(options.ready_fd)
 
     log_to_stderr()
+    if options.life_fd >= 0:
+        threading.Thread(target=_end_with, args=(options.life_fd,), name="life", daemon=True).start()
     serve(config, default_services, ready)
+
+
+def _end_with(life: int) -> None:
+    """End this process as SIGTERM does once the pipe has no writer any more."""
+    while os.read(life, 64):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -354,6 +354,15 @@ class TempClient:
         for at in range(0, len(entries), 4096):
             self._client.call(Op.T_RETURN, None, (np.array(entries[at : at + 4096], np.uint32),))
 
+    def settle(self, refs: Sequence[TensorRef]) -> None:
+        """Own published buffers that nobody adopts from now on: free once those who adopted them are done. Waits for
+        nothing; buffers that are free already are passed over.
+        """
+        for at in range(0, len(refs), 4096):
+            part = refs[at : at + 4096]
+            slots = np.array([ref.offset // BLOCK for ref in part], np.uint32)
+            self._client.tell(Op.T_SETTLE, None, (slots, np.array([ref.generation for ref in part], np.uint32)))
+
     def retract(self, ref: TensorRef, shares: int = 1) -> None:
         """Take back shares of an own published buffer that nobody will adopt (a send failed, a request was closed)."""
         self._client.call(Op.T_RETRACT, TempRetract(ref.offset // BLOCK, ref.generation, shares))

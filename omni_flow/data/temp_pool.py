@@ -82,7 +82,7 @@ class TempPool:
         self.orphans: dict[int, Slot] = {}
         self.closing: list[Slot] = []
         self.counters: dict[str, int] = dict.fromkeys(
-            ("leased", "freed", "harvests", "waits", "orphaned", "orphans_dropped", "bad_releases", "retracted"), 0
+            ("leased", "freed", "harvests", "waits", "orphaned", "orphans_dropped", "bad_releases", "retracted", "settled"), 0
         )
 
     def open(self, session: int, pid: int, name: str) -> TempAccount:

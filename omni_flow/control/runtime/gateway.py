@@ -31,7 +31,7 @@ from omni_flow.control.runtime.errors import (
 )
 from omni_flow.control.runtime.execution import TIMELINE
 from omni_flow.control.runtime.party import Outbox
-from omni_flow.control.runtime.values import WrongValue
+from omni_flow.control.runtime.values import WrongValue, may_spill
 from omni_flow.control.runtime.wire import CLOSE, LOST, Envelope, Head, encode_head
 from omni_flow.control.types import Type
 from omni_flow.refs import ABSENT
@@ -78,6 +78,7 @@ class Gateway:
         self.on_finished: Callable[[Head], None] = lambda head: None
         spec = node.plan.spec
         self._types = {p.name: p.type if isinstance(p.type, Type) else None for p in spec.placeholders}
+        self._spills = {p.name: may_spill(node.plan, p.name) for p in spec.placeholders}
         self._streamed = {p.name for p in spec.placeholders if p.stream}
         self._required = [p.name for p in spec.placeholders if p.required]
         self._defaults = {p.name: p.default for p in spec.params}
@@ -156,7 +157,8 @@ class Gateway:
     def encode_input(self, name: str, value: Any) -> tuple[Any, int]:
         """The payload of a placeholder's value. Raises InvalidInput."""
         try:
-            return self.node.values.encode(value, self._types[name], self.node.plan.spec.name, name)
+            values, spill = self.node.values, self._spills[name]
+            return values.encode(value, self._types[name], self.node.plan.spec.name, name, spill)
         except WrongValue as wrong:
             raise InvalidInput(name, wrong.mismatch) from wrong
         except NotSerialisable as wrong:
@@ -284,6 +286,7 @@ class LiveRequest(Outbox):
         if self._timer is not None:
             self._timer.cancel()
         self.gateway.finished(self)
+        self.node.values.settle(self.spilled)
         for waiter in self._credit.values():
             if not waiter.done():
                 waiter.set_result(None)
@@ -298,6 +301,8 @@ class LiveRequest(Outbox):
         """Inject the placeholders and set the deadline."""
         if self.info.deadline_s is not None:
             self._timer = self.node.loop.call_later(max(self.info.deadline_s, 0.0), self._expire)
+        for payload in payloads.values():
+            self.note(payload)
         self._request.start(payloads)
 
     def receive(self, message: Message) -> None:
@@ -364,6 +369,7 @@ class LiveRequest(Outbox):
         if self.outcome is not None:
             return
         try:
+            self.note(payload)
             self._request.push(placeholder, payload, size)
         except ValueError as wrong:
             raise InvalidInput(placeholder, str(wrong)) from wrong

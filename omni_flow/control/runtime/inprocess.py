@@ -9,7 +9,6 @@ import os
 import socket
 from collections.abc import Mapping
 
-from omni_flow.control.codec import Codec
 from omni_flow.control.compiled import CompiledGraph
 from omni_flow.control.runtime.gateway import Gateway, Limits
 from omni_flow.control.runtime.node import Node
@@ -34,7 +33,7 @@ class InProcess:
         self._replicas = dict(replicas or {})
         self._credit = credit
         self._hub = InprocHub()
-        self._values = Values(Codec(), local=True)
+        self._values = Values(local=True)
         self.replicas: list[Replica] = []
         self.node = self._node("gateway")
         self.gateway = Gateway(self.node, limits=limits)

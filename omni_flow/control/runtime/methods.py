@@ -9,7 +9,7 @@ from typing import Any
 
 from omni_flow.control.compile import DONE
 from omni_flow.control.plan import Interface, Plan
-from omni_flow.control.runtime.values import Inputs, Values, input_types, output_type
+from omni_flow.control.runtime.values import Inputs, Values, input_types, may_spill, output_type
 from omni_flow.control.share import RoleError
 from omni_flow.control.spec import BatchSpec
 from omni_flow.control.types import Type
@@ -31,13 +31,17 @@ def emit(**values: Any) -> Emit:
 
 @dataclass(frozen=True, slots=True)
 class OutputPort:
-    """One output of a method: its index in the plan, name, the field's name and its type if declared."""
+    """One output of a method: its index in the plan, name, the field's name and its type if declared.
+
+    `spills`: its large arrays may lie in the data plane (no reader's messages are kept to be said again).
+    """
 
     index: int
     name: str
     field: str
     type: Type | None
     stream: bool
+    spills: bool
 
 
 class Method:
@@ -65,7 +69,7 @@ class Method:
         self.call: Callable[..., Any] = getattr(instance, spec.method)
         self.inputs = Inputs(plan, interface, values, input_types(plan, interface))
         self.ports = [
-            OutputPort(k, o.name, o.field, output_type(o), o.stream)
+            OutputPort(k, o.name, o.field, output_type(o), o.stream, may_spill(plan, o.field))
             for k, o in enumerate(spec.outputs)
             if o.name != DONE
         ]

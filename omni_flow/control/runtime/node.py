@@ -15,6 +15,7 @@ from omni_flow.control.credit import UNBOUNDED
 from omni_flow.control.plan import Plan
 from omni_flow.control.runtime.party import SHARE_BITS, TO_GATEWAY, Outbox
 from omni_flow.control.runtime.roster import Members
+from omni_flow.control.runtime.tensors import Spilled
 from omni_flow.control.runtime.values import Values
 from omni_flow.control.runtime.wire import CLOSE, GATEWAY_ROLE, Census, Envelope, Inspect, Roster, Seen, Suspect
 from omni_flow.control.transport.base import Transport
@@ -233,9 +234,14 @@ class Node:
                     if not self.keeps[role] or self.roster.given_up(box.info.replicas[role], share):
                         replica = box.info.replicas[role][share]
                         box.lose(role, share, f"replica {replica} died: {self.roster.cause(replica)}")
+                    for message in messages:
+                        if type(message.value) is Spilled:
+                            message.value.consumers -= 1
                     continue
                 envelope = Envelope(box.head, box.book.oldest, role, share, messages)
             if address is None or address == self.address:
+                if self.values.tensors is not None:
+                    envelope.messages = [self.values.received(m) for m in messages]
                 own.append(envelope)
             elif address in batches:
                 batches[address].append(envelope)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,10 @@ from omni_flow.control.facts import Message
 from omni_flow.control.ledger import Ledger
 from omni_flow.control.plan import Interface, InterfaceId, Path
 from omni_flow.control.runtime.closed import ClosedRequests
+from omni_flow.control.runtime.tensors import Spilled
 from omni_flow.control.runtime.wire import LOST, Head
 from omni_flow.control.share import Activation, Share
+from omni_flow.refs import TensorRef
 
 if TYPE_CHECKING:
     from omni_flow.control.runtime.node import Node
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
 
 SHARE_BITS = 16
 TO_GATEWAY = -1
+KEPT_REFS = 65_536
+"""How many of the last placed arrays a party remembers, to settle them when its request is over."""
 
 
 class Outbox:
@@ -41,6 +46,7 @@ class Outbox:
         self._keeps = node.keeps
         self._ledger = Ledger(node.plan) if any(node.keeps) else None
         self._lost: set[int] = set()
+        self.spilled: deque[TensorRef] = deque(maxlen=KEPT_REFS)
 
     def send(self, role: int, share: int, message: Message, interfaces: tuple[InterfaceId, ...]) -> None:
         """Queue a message for a share of `role`."""
@@ -49,7 +55,9 @@ class Outbox:
         if out is None:
             out = self._open(key)
         out.append(message)
-        if self._keeps[role]:
+        if type(message.value) is Spilled:
+            message.value.consumers += 1
+        elif self._keeps[role]:
             assert self._ledger is not None
             self._ledger.sent(role, share, message, interfaces)
 
@@ -59,6 +67,8 @@ class Outbox:
         if out is None:
             out = self._open(TO_GATEWAY)
         out.append(message)
+        if type(message.value) is Spilled:
+            message.value.consumers += 1
 
     def _open(self, key: int) -> list[Message]:
         if not self.out:
@@ -67,6 +77,11 @@ class Outbox:
         if key >= 0:
             self._touched.add(key)
         return out
+
+    def note(self, payload: Any) -> None:
+        """A payload of this party: what it placed in the data plane is settled when the request is over."""
+        if type(payload) is Spilled:
+            self.spilled += payload.refs
 
     def host(self, key: int) -> str | None:
         """The replica id that hosts a share now; None if none lives (yet)."""

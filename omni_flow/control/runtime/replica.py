@@ -140,6 +140,7 @@ class Replica:
                 self.execution.cancel(activation)
                 if not activation.context.method.asynchronous:
                     self.node.loop.call_later(self.grace_s, self._check_stuck, activation)
+        self.node.values.settle(party.spilled)
         if self.node.retiring and not self.parties:
             self.node.retired()
 

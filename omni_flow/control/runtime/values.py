@@ -1,21 +1,23 @@
 """Payloads: how the values of a field lie in messages, and how an interface's inputs come out of them.
 
-Between processes a payload is bytes, encoded once at the producer whatever the number of readers. Where all of a graph
-lives in one process it is a `Local`, the value itself.
+Between processes a payload is bytes, encoded once at the producer whatever the number of readers; large arrays may lie in
+the data plane instead (`tensors.py`). Where all of a graph lives in one process it is a `Local`, the value itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from omni_flow.control.codec import Codec, MalformedPayload
+from omni_flow.control.facts import Message
 from omni_flow.control.plan import Interface, Plan
+from omni_flow.control.runtime.tensors import Leased, Placed, Spilled, Tensors
 from omni_flow.control.signatures import element, role_class, signature_of
 from omni_flow.control.spec import Join, OutputSpec
 from omni_flow.control.transport.base import MESSAGE_LIMIT
 from omni_flow.control.types import ListOf, Type
-from omni_flow.refs import ABSENT
+from omni_flow.refs import ABSENT, TensorRef
 
 PAYLOAD_LIMIT = MESSAGE_LIMIT - 65_536
 """Most bytes of one payload: what a message carries, less its envelope."""
@@ -41,14 +43,22 @@ class WrongValue(TypeError):
 
 
 class Values:
-    """Encodes and decodes the payloads of one graph. `local`: the whole graph is in this process."""
+    """Encodes and decodes the payloads of one graph.
 
-    def __init__(self, codec: Codec, local: bool = False) -> None:
-        self.codec = codec
+    `local`: the whole graph is in this process. `tensors`: where large arrays lie; without it they travel in messages.
+    """
+
+    def __init__(self, local: bool = False, tensors: Tensors | None = None) -> None:
         self.local = local
+        self.tensors = tensors
+        self.codec = Codec()
+        self._spilling = Codec(spill=self._place)
+        self._placed: list[Placed] = []
 
-    def encode(self, value: Any, type_: Type | None, interface: str, field: str) -> tuple[Any, int]:
+    def encode(self, value: Any, type_: Type | None, interface: str, field: str, spill: bool = True) -> tuple[Any, int]:
         """The payload of a value and its size in bytes; ABSENT stays what it is.
+
+        `spill`: large arrays may be placed in the data plane. On the loop only.
 
         Raises:
             WrongValue: the value is not of the field's type.
@@ -60,16 +70,45 @@ class Values:
             raise WrongValue(interface, field, mismatch)
         if self.local:
             return Local(value), getattr(value, "nbytes", 0)
-        data = self.codec.encode(value, type_, interface=interface, field=field)
+        if spill and self.tensors is not None:
+            data = self._spilling.encode(value, type_, interface=interface, field=field)
+            if self._placed:
+                placed, self._placed = self._placed, []
+                spilled = Spilled(data, placed)
+                return spilled, spilled.nbytes
+        else:
+            data = self.codec.encode(value, type_, interface=interface, field=field)
         if len(data) > PAYLOAD_LIMIT:
             raise WrongValue(interface, field, f"{len(data)} bytes, but a message carries {PAYLOAD_LIMIT} at most")
         return data, len(data)
 
+    def _place(self, array: Any) -> TensorRef | None:
+        assert self.tensors is not None
+        placed = self.tensors.place(array)
+        if placed is None:
+            return None
+        self._placed.append(placed)
+        return placed.ref
+
     def decode(self, payload: Any, type_: Type | None = None) -> Any:
-        """The value in a payload. Raises MalformedPayload, also when it is not of `type_`."""
-        if type(payload) is Local:
-            return payload.value
-        return self.codec.decode(payload, type_)
+        """The value in a payload. Any thread. Raises MalformedPayload, also when it is not of `type_`."""
+        kind = type(payload)
+        if kind is bytes:
+            return self.codec.decode(payload, type_)
+        return payload.value if kind is Local else payload.decode(type_)
+
+    def received(self, message: Message) -> Message:
+        """A message of this process to itself, as if it had travelled."""
+        value = message.value
+        if type(value) is not Spilled:
+            return message
+        leased = Leased(value.sending(), self.tensors)
+        return Message(message.kind, message.ref, message.path, message.number, leased)
+
+    def settle(self, spilled: Collection[TensorRef]) -> None:
+        """Arrays placed for a request that is over."""
+        if spilled and self.tensors is not None:
+            self.tensors.settle(list(spilled))
 
 
 class Inputs:
@@ -121,3 +160,10 @@ def input_types(plan: Plan, interface: Interface) -> dict[str, Type]:
 def output_type(output: OutputSpec) -> Type | None:
     """The declared type of an output, if it is one that can be checked."""
     return output.type if isinstance(output.type, Type) else None
+
+
+def may_spill(plan: Plan, field: str) -> bool:
+    """Whether large arrays of a field may lie in the data plane. What is kept to be said again must not: it would hold
+    memory that its readers have long given back."""
+    routes = plan.fields[plan.field_ids[field]].routes
+    return not any(plan.interfaces[i].spec.retries for route in routes for i in plan.roles[route.role].interfaces)

@@ -1,0 +1,117 @@
+"""Arrays that don't travel in messages: the seam to a data plane, and the payloads that refer to it.
+
+The deployment injects `Tensors`. A payload whose arrays were placed is `Spilled` at its producer: how many will read it
+is known once its message has been queued for all of them, and it is published when it first goes out. At each reader it
+is `Leased`, which holds the arrays as long as it, or an array made from it, lives; a message that is dropped unread gives
+its lease back by being forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from omni_flow.control.codec import Codec, MalformedPayload
+from omni_flow.control.types import Type
+from omni_flow.refs import TensorRef
+
+
+class TensorGone(Exception):
+    """A reference names memory that has been given to something else since."""
+
+
+class Placed(Protocol):
+    """An array in the data plane that nobody knows of yet."""
+
+    ref: TensorRef
+
+    def publish(self, consumers: int) -> None:
+        """Hand it to so many readers."""
+
+    def discard(self) -> None:
+        """Nobody will read it."""
+
+
+class Taken(Protocol):
+    """A reader's hold on a placed array; goes when it and its arrays are forgotten."""
+
+    def array(self, torch: bool) -> Any:
+        """A read-only numpy array, or a tensor, over the memory."""
+
+
+class Tensors(Protocol):
+    """What the runtime needs from a data plane. All but `Taken.array` is called on the event loop."""
+
+    def place(self, array: Any) -> Placed | None:
+        """Put a numpy array or CPU tensor into the data plane, without a copy if it was computed there. None: no room."""
+
+    def take(self, ref: TensorRef) -> Taken:
+        """Hold a published array. Raises TensorGone."""
+
+    def settle(self, refs: Sequence[TensorRef]) -> None:
+        """Own published arrays that nobody takes from now on: they are free once those who hold them are done."""
+
+
+class Spilled:
+    """A payload with placed arrays, at its producer. `consumers` counts the messages that carry it."""
+
+    __slots__ = ("_placed", "_published", "consumers", "data")
+
+    def __init__(self, data: bytes, placed: list[Placed]) -> None:
+        self.data = data
+        self.consumers = 0
+        self._placed = placed
+        self._published = False
+
+    @property
+    def refs(self) -> list[TensorRef]:
+        return [p.ref for p in self._placed]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the payload with its arrays."""
+        return len(self.data) + sum(p.ref.nbytes for p in self._placed)
+
+    def sending(self) -> bytes:
+        """The bytes to send. Publishes the arrays the first time, to as many as have been counted."""
+        if not self._published:
+            self._published = True
+            for placed in self._placed:
+                placed.publish(self.consumers)
+        return self.data
+
+    def __del__(self) -> None:
+        if not self._published:
+            for placed in self._placed:
+                placed.discard()
+
+
+class Leased:
+    """A payload with placed arrays, at a reader."""
+
+    __slots__ = ("_gone", "_held", "data")
+
+    def __init__(self, data: bytes, tensors: Tensors | None) -> None:
+        self.data = data
+        self._held: dict[TensorRef, Taken] = {}
+        self._gone = ""
+
+        def take(ref: TensorRef, torch: bool) -> Any:
+            if tensors is None:
+                self._gone = f"{ref.nbytes} bytes lie on node {ref.node}, but this process has no memory manager"
+            else:
+                try:
+                    self._held[ref] = tensors.take(ref)
+                except TensorGone as gone:
+                    self._gone = str(gone)
+            return None
+
+        Codec(fetch=take).decode(data)
+
+    def decode(self, type_: Type | None) -> Any:
+        """The value, its arrays over the memory held. Any thread. Raises MalformedPayload."""
+        if self._gone:
+            raise MalformedPayload(f"an array of this payload is gone: {self._gone}")
+        held = self._held
+        fetch: Callable[[TensorRef, bool], Any] = lambda ref, torch: held[ref].array(torch)  # noqa: E731
+        return Codec(fetch=fetch).decode(self.data, type_)

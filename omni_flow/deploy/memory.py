@@ -1,0 +1,89 @@
+"""The memory manager of a local deployment: started with it, restarted if it dies, gone when the launcher is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import subprocess
+from collections.abc import Callable
+
+import msgspec
+
+from omni_flow.data import launch
+from omni_flow.data.errors import DataError
+from omni_flow.data.kv_pool import PoolSpec
+from omni_flow.data.server import ServerConfig
+
+log = logging.getLogger("omni_flow.deploy")
+
+RESTART_S = 0.5
+"""Pause before a memory manager that died is started anew."""
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What memory a deployment on one machine shares.
+
+    `temp_bytes`: arena for tensors between roles; `temp_client_bytes`: most of it that one process may hold, 0 for no
+    bound. `pools`: KV page pools. `populate`: `now`, `background` or `lazy`.
+    """
+
+    temp_bytes: int = 512 << 20
+    temp_client_bytes: int = 0
+    pools: tuple[PoolSpec, ...] = ()
+    populate: str = "background"
+
+
+class MemoryProcess:
+    """Runs and watches a memory manager at `<run_dir>/memory.sock`."""
+
+    def __init__(self, memory: Memory, run_dir: str, notify: Callable[[str], None]) -> None:
+        self.address = f"{run_dir}/memory.sock"
+        self._config = ServerConfig(
+            path=self.address,
+            temp_bytes=memory.temp_bytes,
+            temp_client_bytes=memory.temp_client_bytes,
+            pools=memory.pools,
+            populate=memory.populate,
+        )
+        self._notify = notify
+        self._process: subprocess.Popen[bytes] | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._life: tuple[int, int] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The process, while it runs."""
+        return None if self._process is None else self._process.pid
+
+    async def start(self) -> None:
+        """Start it and wait until clients may connect. Raises DataError."""
+        self._life = os.pipe2(os.O_CLOEXEC)
+        self._process = await asyncio.to_thread(launch.start, self._config, life=self._life[0])
+        self._watch = asyncio.create_task(self._restart_when_dead())
+
+    async def _restart_when_dead(self) -> None:
+        while True:
+            assert self._process is not None
+            assert self._life is not None
+            status = await asyncio.to_thread(self._process.wait)
+            self._notify(f"the memory manager ended with {status} and is started anew; roles send arrays in messages")
+            await asyncio.sleep(RESTART_S)
+            try:
+                self._process = await asyncio.to_thread(launch.start, self._config, life=self._life[0])
+            except DataError as error:
+                self._notify(f"the memory manager could not be started anew: {error}")
+                return
+            self._notify(f"the memory manager is up again as {self._process.pid}")
+
+    async def close(self) -> None:
+        """End it and wait for that."""
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            await asyncio.to_thread(self._process.wait)
+        if self._life is not None:
+            for fd in self._life:
+                os.close(fd)
+            self._life = None
