@@ -100,9 +100,9 @@ def _report(request: Request, outputs: Mapping[str, Any], options: Options) -> N
         if options.timeline:
             found["timeline"] = timeline.as_rows(request.timeline())
         print(msgspec.json.encode(found, enc_hook=repr).decode())
-    elif options.timeline:
+    elif options.timeline and (spans := request.timeline()):
         print()
-        timeline.show(request.timeline(), sys.stdout)
+        timeline.show(spans, sys.stdout)
     if outcome is Outcome.DEADLINE:
         complain(f"the request met its deadline of {options.deadline:g} s")
     elif outcome is Outcome.CANCELLED:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,19 @@ def test_the_commands_of_the_readme_work(cli: Cli, folder: Path) -> None:
     (folder / "hello.py").write_text(BLOCKS[0])
     assert cli("explain", "hello.py").exit_code == 0
     assert "500 schedules" in cli("simulate", "hello.py", "--schedules", 500).stdout
+    result = cli("run", "hello.py", "--text", "why?", "--mood", "quite calm", "--one-process")
+    assert result.exit_code == 0
+    assert {"CALM.", "calm."} <= set(result.stdout.split())
+
+
+def test_the_client_of_the_readme_prints_what_it_says(folder: Path) -> None:
+    """In processes, as it stands there, by a plain script."""
+    (folder / "ask.py").write_text(BLOCKS[0] + "\n" + BLOCKS[1])
+    result = subprocess.run([sys.executable, "ask.py"], capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr
+    said = [line.split(" ", 1) for line in result.stdout.splitlines()]
+    assert [value for name, value in said if name == "speech"] == ["YOU ASK: WHY? ", "I STAY QUITE ", "CALM. "]
+    assert "".join(value for name, value in said if name == "text") == "You ask: why? I stay quite calm. "
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "docs" / "concepts.md"], ids=lambda page: page.name)
