@@ -18,8 +18,8 @@ from omni_flow.control.plan import Path
 class Context:
     """One activation as role code sees it. Safe to read from any thread.
 
-    `session`, `request`: ids. `params`: the snapshot of the request, by attribute (`ctx.params.voice`). `seed`: 63 bits, the
-    same whenever this activation of this request runs. `iteration`, `last_iteration`: of the innermost loop around it.
+    `session`, `request`: ids. `params`: the snapshot of the request, by attribute (`ctx.params.voice`). `seed`: 63 bits,
+    the same whenever this activation of this request runs. `iteration`, `last_iteration`: of the innermost loop around it.
     `data`: the memory manager's client, if the deployment has one.
     """
 
