@@ -14,7 +14,6 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol
 
-from omni_flow.control.codec import Codec
 from omni_flow.control.compiled import CompiledGraph
 from omni_flow.control.graph import Graph
 from omni_flow.control.runtime.gateway import Gateway, Limits
@@ -158,7 +157,7 @@ class LocalLauncher:
         self.node = Node(
             self._plan,
             make_transport(self._new_address(), BatchCodec(), key=self._key),
-            Values(Codec()),
+            Values(),
             credit=self._credit,
             on_control=membership.on_control,
         )

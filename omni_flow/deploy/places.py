@@ -42,12 +42,16 @@ class Place:
     the supervisor does that.
     """
 
-    def __init__(self, name: str, role: int, role_name: str, backoff: Sequence[float] = BACKOFF_S) -> None:
+    def __init__(
+        self, name: str, role: int, role_name: str, backoff: Sequence[float] = BACKOFF_S, first: int = 0
+    ) -> None:
+        """`first`: the epoch of its first incarnation; ids never come again, not even after the place was given up."""
         self.name = name
         self.role = role
         self.role_name = role_name
         self.state = STARTING
-        self.epoch = -1
+        self.epoch = first - 1
+        self._first = first
         self.pid = 0
         self.load_s = 0.0
         self.cause = ""
@@ -96,8 +100,8 @@ class Place:
 
     def status(self) -> PlaceStatus:
         """For people."""
-        epoch = max(self.epoch, 0)
-        return PlaceStatus(self.name, self.state, self.pid, epoch, epoch, self.load_s, self.cause)
+        restarts = max(self.epoch - self._first, 0)
+        return PlaceStatus(self.name, self.state, self.pid, self.epoch, restarts, self.load_s, self.cause)
 
 
 def role_state(states: Sequence[str]) -> str:

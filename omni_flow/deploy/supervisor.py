@@ -53,6 +53,7 @@ class Supervisor:
         self.membership = Membership(self)
         self._roles = {role.spec.name: role.id for role in plan.roles}
         self._closing = False
+        self._epochs: dict[str, int] = {}
         self._waiters: dict[str, asyncio.Future[None]] = {}
         self._gone: dict[str, asyncio.Future[None]] = {}
         self._drains: dict[str, Callable[[], None]] = {}
@@ -85,7 +86,8 @@ class Supervisor:
         added = []
         for role, k in wanted:
             name = f"{role}/{k}"
-            self.places[name] = Place(name, self._roles[role], role, self._backoff)
+            first = self._epochs.pop(name, -1) + 1
+            self.places[name] = Place(name, self._roles[role], role, self._backoff, first)
             self._waiters[name] = self._loop.create_future()
             added.append(self._waiters[name])
             self._start(name)
@@ -96,7 +98,7 @@ class Supervisor:
                 name = f"{role}/{k}"
                 waiter = self._waiters.pop(name)
                 if waiter.done() and not waiter.cancelled() and waiter.exception() is not None:
-                    del self.places[name]
+                    self._forget(self.places[name])
 
     def _start(self, name: str) -> None:
         self._timers.pop(name, None)
@@ -266,8 +268,12 @@ class Supervisor:
         """A replica has said its last; its process ends."""
         self._on_event(f"{id} retires")
 
+    def _forget(self, place: Place) -> None:
+        del self.places[place.name]
+        self._epochs[place.name] = place.epoch
+
     def _removed(self, place: Place) -> None:
-        self.places.pop(place.name, None)
+        self._forget(place)
         gone = self._gone.pop(place.name, None)
         if gone is not None and not gone.done():
             gone.set_result(None)

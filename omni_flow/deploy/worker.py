@@ -15,7 +15,6 @@ from typing import Any, NoReturn
 
 import uvloop
 
-from omni_flow.control.codec import Codec
 from omni_flow.control.plan import Plan
 from omni_flow.control.runtime.node import Node
 from omni_flow.control.runtime.replica import Replica
@@ -70,7 +69,7 @@ class Worker:
         node = self._node = Node(
             self._plan,
             make_transport(start.address, BatchCodec(), key=setup.key),
-            Values(Codec()),
+            Values(),
             credit=setup.credit,
             on_control=self._on_control,
             registry=setup.registry,

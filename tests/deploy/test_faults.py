@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from omni_flow import Graph, NoReplica, Outcome, RequestFailed, Text
-from omni_flow.control.codec import Codec
 from omni_flow.control.runtime.client import AsyncRequest
 from omni_flow.control.runtime.gateway import Gateway
 from omni_flow.control.runtime.node import Node
@@ -211,7 +210,7 @@ def test_the_requests_of_a_gateway_that_is_gone_are_forgotten() -> None:
         async with deployed(graph) as app:
             here = app.gateway.node
             transport = make_transport(here.address.replace(".sock", ".other.sock"), BatchCodec())
-            other = Node(graph.compile().plan, transport, Values(Codec()), registry=here.address)
+            other = Node(graph.compile().plan, transport, Values(), registry=here.address)
             gateway = Gateway(other)
             known = asyncio.Event()
             take = gateway.roster_changed

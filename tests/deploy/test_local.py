@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import threading
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from omni_flow import ABSENT, RequestFailed, launch
 from omni_flow.deploy.errors import LaunchError, RunDirInUse, UnknownRole
 from omni_flow.deploy.local import alaunch
 
-from .conftest import Events, deployed, emptied, pids
+from .conftest import Events, deployed, emptied, pid_of, pids
 from .roles import BadSetup, Echo, Hangs, Pid, Unloadable, diamond, held, one
 
 HERE = Path(__file__).parent
@@ -192,6 +193,20 @@ def test_a_replica_leaves_only_when_its_requests_have_ended() -> None:
                 assert await request.result() == {"y": "a"}
             await leaving
             assert [r.place for r in app.status()["r"].replicas] == ["r/0"]
+
+    asyncio.run(body())
+
+
+def test_a_place_that_comes_again_goes_on_counting_its_incarnations() -> None:
+    async def body() -> None:
+        events = Events()
+        async with deployed(one(Echo, replicas=2), events) as app:
+            os.kill(pid_of(app, "r/1"), signal.SIGKILL)
+            await events.until("r/1@1 is up")
+            await app.scale("r", 1)
+            await app.scale("r", 2)
+            again = app.status()["r"].replicas[1]
+            assert (again.place, again.epoch, again.restarts, again.state) == ("r/1", 2, 0, "up")
 
     asyncio.run(body())
 

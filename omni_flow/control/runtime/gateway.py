@@ -340,7 +340,12 @@ class LiveRequest(Outbox):
     def successors(self) -> list[str]:
         """Replicas outside the pinned lists that may host shares of this request by now."""
         successors = self.node.roster.successors
-        return [successors[r] for hosts in self.info.replicas for r in hosts if r in successors] if successors else []
+        found: list[str] = []
+        for replica in (r for hosts in self.info.replicas for r in hosts if r in successors):
+            while (successor := successors.get(replica)) is not None and successor != replica:
+                replica = successor
+            found.append(replica)
+        return found
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
