@@ -23,7 +23,7 @@ OUT := build/demo
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 12
 
-demo: setup ## speak with a pipeline of real models on the CPU: a spoken question, and one about a picture
+demo: $(STAMPS)/demo ## speak with a pipeline of real models on the CPU: a spoken question, and one about a picture
 	@echo; echo '1. A spoken question: $(DEMO)/samples/question.wav'
 	$(BIN)/omni-flow run $(DEMO) --speech $(DEMO)/samples/question.wav --timeline --out $(OUT)/question
 	@echo; echo '2. A spoken question about a picture: $(DEMO)/samples/sign.png'
@@ -45,7 +45,7 @@ format: setup ## let ruff format and mend what it can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-setup: $(STAMPS)/demo ## the environment alone
+setup: $(STAMPS)/sglang ## the environment alone
 
 clean: ## remove caches and what the demo wrote; keeps .venv
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
@@ -97,4 +97,13 @@ $(STAMPS)/demo: requirements/demo.txt requirements/demo-nodeps.txt $(STAMPS)/bas
 	@$(PIP) -r requirements/demo.txt
 	@$(PIP) --no-deps --ignore-requires-python -r requirements/demo-nodeps.txt
 	@cd examples && ../$(BIN)/python -m voice_vision_chat.weights
+	@touch $@
+
+# SGLang 0.5.17 without what it needs on a GPU; it is for Python 3.11 and 3.12.
+$(STAMPS)/sglang: requirements/sglang-cpu.txt requirements/sglang-nodeps.txt $(STAMPS)/demo
+	@if $(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 13))'; then \
+		echo 'installing SGLang for the CPU'; \
+		$(PIP) -r requirements/sglang-cpu.txt; \
+		$(PIP) --no-deps -r requirements/sglang-nodeps.txt; \
+	else echo 'SGLang 0.5.17 needs Python 3.11 or 3.12: left out'; fi
 	@touch $@
