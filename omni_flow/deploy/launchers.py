@@ -12,7 +12,7 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, TypedDict, Unpack, get_args
 
 from omni_flow.control.compiled import CompiledGraph
 from omni_flow.control.graph import Graph
@@ -72,6 +72,16 @@ def counts_of(graph: CompiledGraph, replicas: Mapping[str, int] | None) -> dict[
     return counts
 
 
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raises TypeError for an option that `launch` does not take, ValueError for an unknown transport or start."""
+    for name in options:
+        if name not in Options.__annotations__:
+            raise TypeError(f"launch takes no option {name!r}; it takes {', '.join(Options.__annotations__)}")
+    for name, known in (("transport", get_args(Transports)), ("start", get_args(Starts))):
+        if options.get(name, known[0]) not in known:
+            raise ValueError(f"{name}={options[name]!r} is not one of {', '.join(known)}")
+
+
 def _target_for(start: Starts, target: str | None) -> str | None:
     """What a fresh interpreter is to import; None: fork. Raises LaunchError."""
     if start == "spawn" and target is None:
@@ -100,41 +110,60 @@ async def drained(gateway: Gateway, drain_s: float) -> None:
         gateway.on_finished = before
 
 
+class Options(TypedDict, total=False):
+    """What `launch` takes. In one process only the first three matter.
+
+    `replicas`: how many of a role, where that is not as declared. `credit`: how many numbers of a stream its creator
+    may have open. `limits`: admission limits of the gateway. `transport`: `unix` (default), `ipc` or `tcp` (loopback,
+    encrypted); `inproc` is the same as `processes=False`. `run_dir`: where the sockets lie, a directory of this user
+    alone; a fresh one unless given. `target`: names the graph to a fresh interpreter: `file.py:attr`, a folder with
+    graph.py, or `module:attr`. `start`: `fork`: workers are forked from this process, which has the graph; `spawn`:
+    from a fresh interpreter that imports `target`, needed where this process uses CUDA; `auto`: spawn if there is a
+    target. `on_event`: called on the loop with a line for each thing that happens to a replica. `grace_s`: how long a
+    worker thread may outlive its request, `stall_s`: how long role code may keep an event loop from turning, before
+    its replica is started anew. `backoff_s`: waits before the restarts of a replica that dies again and again; after
+    one more its place is down. `log_level`: of the workers, whose logs go to standard error. `debug`: tracebacks in
+    LaunchError.
+    """
+
+    replicas: Mapping[str, int] | None
+    credit: int | None
+    limits: Limits | None
+    transport: Transports
+    run_dir: str | None
+    start: Starts
+    target: str | None
+    on_event: Callable[[str], None] | None
+    grace_s: float
+    stall_s: float
+    backoff_s: Sequence[float]
+    log_level: str
+    debug: bool
+
+
 class LocalLauncher:
     """Replicas as processes of this machine. Made by any thread, best the main one; started on a loop."""
 
-    def __init__(
-        self,
-        graph: Graph | CompiledGraph,
-        *,
-        transport: Transports = "unix",
-        replicas: Mapping[str, int] | None = None,
-        credit: int | None = None,
-        limits: Limits | None = None,
-        run_dir: str | None = None,
-        start: Starts = "auto",
-        target: str | None = None,
-        on_event: Callable[[str], None] | None = None,
-        grace_s: float = 5.0,
-        stall_s: float = 30.0,
-        backoff_s: Sequence[float] = BACKOFF_S,
-        log_level: str = "INFO",
-        debug: bool = False,
-    ) -> None:
-        """Start the nursery, but no replica yet. See `launch` for the options. Raises LaunchError, UnknownRole."""
+    def __init__(self, graph: Graph | CompiledGraph, **options: Unpack[Options]) -> None:
+        """Start the nursery, but no replica yet. Raises GraphError, LaunchError, UnknownRole."""
+        check_options(options)
         compiled = graph.compile() if isinstance(graph, Graph) else graph
         self._plan = compiled.plan
-        self._counts = counts_of(compiled, replicas)
-        self._credit, self._limits = credit, limits
-        self._grace_s, self._stall_s, self._log_level = grace_s, stall_s, log_level
-        self._transport = transport
-        self._key = secrets.token_hex(32) if transport == "tcp" else None
-        self._target = _target_for(start, target)
+        self._counts = counts_of(compiled, options.get("replicas"))
+        self._options = options
+        self._credit = options.get("credit")
+        self._transport = options.get("transport", "unix")
+        self._key = secrets.token_hex(32) if self._transport == "tcp" else None
+        self._target = _target_for(options.get("start", "auto"), options.get("target"))
         self._numbers = itertools.count()
-        self._run_dir = RunDir(run_dir)
-        notify = on_event or (lambda line: log.info("%s", line))
+        self._run_dir = RunDir(options.get("run_dir"))
         self._supervisor = Supervisor(
-            self._plan, self._make_link, self._new_address, notify, backoff_s=backoff_s, debug=debug
+            self._plan,
+            self._make_link,
+            self._new_address,
+            options.get("on_event") or (lambda line: log.info("%s", line)),
+            backoff_s=options.get("backoff_s", BACKOFF_S),
+            debug=options.get("debug", False),
         )
         try:
             self._first_link = self._make_link()
@@ -164,14 +193,14 @@ class LocalLauncher:
         try:
             await self.node.start()
             membership.start(self.node)
-            self.gateway = Gateway(self.node, limits=self._limits)
+            self.gateway = Gateway(self.node, limits=self._options.get("limits"))
             setup = Setup(
                 registry=self.node.address,
                 run_dir=self._run_dir.path,
                 credit=self._credit,
-                grace_s=self._grace_s,
-                stall_s=self._stall_s,
-                log_level=self._log_level,
+                grace_s=self._options.get("grace_s", 5.0),
+                stall_s=self._options.get("stall_s", 30.0),
+                log_level=self._options.get("log_level", "INFO"),
                 key=self._key,
             )
             self._supervisor.attach(self._first_link, setup, self.gateway)
@@ -210,16 +239,12 @@ class LocalLauncher:
 class LoopLauncher:
     """Replicas on the caller's loop: the same face as `LocalLauncher`, in one process."""
 
-    def __init__(
-        self,
-        graph: Graph | CompiledGraph,
-        *,
-        replicas: Mapping[str, int] | None = None,
-        credit: int | None = None,
-        limits: Limits | None = None,
-    ) -> None:
+    def __init__(self, graph: Graph | CompiledGraph, **options: Unpack[Options]) -> None:
+        """Raises GraphError, UnknownRole."""
+        check_options(options)
         compiled = graph.compile() if isinstance(graph, Graph) else graph
-        self._app = InProcess(compiled, replicas=counts_of(compiled, replicas), credit=credit, limits=limits)
+        counts = counts_of(compiled, options.get("replicas"))
+        self._app = InProcess(compiled, replicas=counts, credit=options.get("credit"), limits=options.get("limits"))
         self._roles = list(compiled.roles)
         self.gateway = self._app.gateway
 

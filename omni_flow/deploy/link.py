@@ -102,15 +102,20 @@ class NurseryLink:
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
         self._sock.close()
-        if self._popen is None:
-            status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        else:
-            status = self._popen.wait()
-        cause = f"the nursery process was ended: {how_ended(status)}"
+        cause = f"the nursery process was ended: {how_ended(self._status())}"
         if not self._ready.done():
             self._ready.set_exception(LaunchError({"": cause}))
         self._gone.set_result(None)
         self._on_gone(cause)
+
+    def _status(self) -> int:
+        """The exit status of the nursery, which has ended."""
+        if self._popen is not None:
+            return self._popen.wait()
+        try:
+            return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        except ChildProcessError:  # some code in this process waits for any child
+            return 0
 
     async def stop(self, grace_s: float) -> None:
         """End the workers and the nursery: SIGTERM now, SIGKILL after `grace_s`. Returns when all are gone."""

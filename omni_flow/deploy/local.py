@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import uvloop
 
 from omni_flow.control.compiled import CompiledGraph
 from omni_flow.control.graph import Graph
 from omni_flow.control.runtime.client import AsyncRequest, AsyncSession, Caller, Request, Session
-from omni_flow.control.runtime.gateway import Gateway, Limits
-from omni_flow.deploy.launchers import Launcher, LocalLauncher, LoopLauncher, Starts, Transports
-from omni_flow.deploy.places import BACKOFF_S, RoleStatus
+from omni_flow.control.runtime.gateway import Gateway
+from omni_flow.deploy.launchers import Launcher, LocalLauncher, LoopLauncher, Options
+from omni_flow.deploy.places import RoleStatus
 
-__all__ = ["AsyncDeployment", "Deployment", "LocalLauncher", "LoopLauncher", "alaunch", "launch"]
+__all__ = ["AsyncDeployment", "Deployment", "LocalLauncher", "LoopLauncher", "Options", "alaunch", "launch"]
 
 END_S = 10.0
 """How long work under way on a deployment's loop is waited for when it ends."""
@@ -151,81 +151,28 @@ class Deployment:
         self._loop.close()
 
 
-def launch(graph: Graph | CompiledGraph, *, processes: bool = True, **options: Any) -> Deployment:
+def launch(graph: Graph | CompiledGraph, *, processes: bool = True, **options: Unpack[Options]) -> Deployment:
     """Run a graph on this machine; returns when every role is up.
 
     Args:
         graph: what to run; compiled here if it is not.
         processes: a process for each replica. False: all in this process, for tests and notebooks.
-        options: `replicas`, `credit`, `limits`; with processes also `transport`, `run_dir`, `start`, `target`,
-            `on_event`, `grace_s`, `stall_s`, `backoff_s`, `log_level`, `debug`: see `alaunch`.
+        options: see `Options`.
 
     Raises:
         LaunchError: a role could not be loaded; names role, exception and mend. Nothing is left running.
         GraphError: the graph is wrong.
         UnknownRole: `replicas` names a role that the graph does not have.
     """
-    return Deployment(lambda: _launcher(graph, processes, **options))
+    return Deployment(lambda: _launcher(graph, processes, options))
 
 
-def alaunch(
-    graph: Graph | CompiledGraph,
-    *,
-    processes: bool = True,
-    replicas: Mapping[str, int] | None = None,
-    credit: int | None = None,
-    limits: Limits | None = None,
-    transport: Transports = "unix",
-    run_dir: str | None = None,
-    start: Starts = "auto",
-    target: str | None = None,
-    on_event: Callable[[str], None] | None = None,
-    grace_s: float = 5.0,
-    stall_s: float = 30.0,
-    backoff_s: Sequence[float] = BACKOFF_S,
-    log_level: str = "INFO",
-    debug: bool = False,
-) -> AsyncDeployment:
-    """As `launch`, on the running loop: `async with alaunch(graph) as app`.
-
-    Args:
-        replicas: how many of a role, where that is not as declared.
-        credit: how many numbers of a stream its creator may have open.
-        limits: admission limits of the gateway.
-        transport: `unix`, `ipc` or `tcp` (loopback); `inproc` is `processes=False`.
-        run_dir: where the sockets lie, a directory of this user alone; a fresh one unless given.
-        start: `fork`: workers are forked from this process, which has the graph. `spawn`: from a fresh interpreter that
-            imports `target`; needed where this process uses CUDA. `auto`: spawn if there is a target.
-        target: names the graph to a fresh interpreter: `file.py:attr`, a folder with graph.py, or `module:attr`.
-        on_event: called on the loop with a line for each thing that happens to a replica.
-        grace_s: how long a worker thread may outlive its request before its replica is started anew.
-        stall_s: how long role code may keep an event loop from turning before its replica is started anew.
-        backoff_s: waits before the restarts of a replica that dies again and again; after one more its place is down.
-        log_level: of the workers, whose logs go to standard error.
-        debug: tracebacks in LaunchError.
-    """
-    return AsyncDeployment(
-        _launcher(
-            graph,
-            processes,
-            replicas=replicas,
-            credit=credit,
-            limits=limits,
-            transport=transport,
-            run_dir=run_dir,
-            start=start,
-            target=target,
-            on_event=on_event,
-            grace_s=grace_s,
-            stall_s=stall_s,
-            backoff_s=backoff_s,
-            log_level=log_level,
-            debug=debug,
-        )
-    )
+def alaunch(graph: Graph | CompiledGraph, *, processes: bool = True, **options: Unpack[Options]) -> AsyncDeployment:
+    """As `launch`, on the running loop: `async with alaunch(graph) as app`."""
+    return AsyncDeployment(_launcher(graph, processes, options))
 
 
-def _launcher(graph: Graph | CompiledGraph, processes: bool, **options: Any) -> Launcher:
+def _launcher(graph: Graph | CompiledGraph, processes: bool, options: Options) -> Launcher:
     if processes and options.get("transport") != "inproc":
         return LocalLauncher(graph, **options)
-    return LoopLauncher(graph, **{name: options.get(name) for name in ("replicas", "credit", "limits")})
+    return LoopLauncher(graph, **options)
