@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omni_flow.data.aio_client import AsyncMemoryManagerClient
-from omni_flow.data.client import UnixLink, failure_of
-from omni_flow.data.errors import DataError, Disconnected, StaleEpoch
+from omni_flow.data.descriptors import arena_descriptor
+from omni_flow.data.errors import DataError, StaleEpoch
 from omni_flow.data.logs import log_to_stderr
-from omni_flow.data.messages import L1, L2, TIER_NAMES, ArenaInfo, ArenaRef, Job, JobAdd, JobCancel, JobDone
-from omni_flow.data.protocol import ERROR, Column, Message, Op, encode
+from omni_flow.data.messages import L1, L2, TIER_NAMES, Job, JobAdd, JobCancel, JobDone
+from omni_flow.data.protocol import Column, Message, Op
 from omni_flow.data.transfer import messages as m
 from omni_flow.data.transfer import node_wire as w
 from omni_flow.data.transfer.arena_ids import arena_id
@@ -107,24 +107,12 @@ class Node:
 
     def _open_arena(self, number: int, pool: str, tier: int, size: int) -> None:
         """Give the driver an arena; peers may read it."""
-        welcome = self._manager.session.welcome
-        ref = ArenaRef(f"{pool}/{TIER_NAMES[tier]}", True, welcome.session, welcome.secret)
-        side = UnixLink(welcome.path)
+        info, fd = arena_descriptor(self._manager.session, f"{pool}/{TIER_NAMES[tier]}", write=True)
         try:
-            side.send(encode(Op.ARENA, 0, 1, 0, ref))
-            reply = side.receive(self._manager.session.timeout)
-            if reply is None:
-                raise Disconnected(f"no descriptor of {ref.name}", "is the memory manager alive?")
-            if reply.flags & ERROR:
-                raise failure_of(reply)
+            if info.kind == "memfd":
+                self._transfers.driver.register_arena(arena_id(number, tier), fd, size, "read")
         finally:
-            side.close()
-        try:
-            if reply.body(ArenaInfo).kind == "memfd":
-                self._transfers.driver.register_arena(arena_id(number, tier), reply.fds[0], size, "read")
-        finally:
-            for fd in reply.fds:
-                os.close(fd)
+            os.close(fd)
 
     def _pages(self, pool: str, tier: int) -> NDArray[np.uint8]:
         info = self._pools[pool]

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from omni_flow.data.arena import Arena, available_bytes
 from omni_flow.data.client import MemoryManagerClient
+from omni_flow.data.descriptors import arena_descriptor
 from omni_flow.data.errors import BadArgument, DataError, OutOfMemory, UnknownName
 from omni_flow.data.protocol import Message
 from omni_flow.data.weights import messages as m
@@ -210,10 +211,10 @@ class WeightClient:
     def map(self, segment: int, *, write: bool = False) -> Arena:
         """A mapping of a segment that this session holds, or loads; it goes with its last view."""
         name = m.arena_name(segment)
-        try:
-            return self.client.arena(name, write=write)
-        finally:
-            self.client.forget_arena(name)
+        info, fd = arena_descriptor(self.client, name, write=write)
+        arena = Arena.attach(name, fd, info.size, write=write, page_size=info.page_size)
+        arena.close()
+        return arena
 
     def _ask(
         self, family: Family, specs: Sequence[TensorSpec], version: int | None, timeout_s: float
