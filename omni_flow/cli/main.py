@@ -1,4 +1,4 @@
-"""The command line: `omni-flow run | lint | draw | explain | simulate | doctor | memory`."""
+"""The command line: `omni-flow run | serve | key | lint | draw | explain | simulate | doctor | memory`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from omni_flow.cli import doctor, draw, explain, lint, simulate
 from omni_flow.cli.run import CONTEXT
 from omni_flow.cli.run import command as run_command
 from omni_flow.data.cli import memory_app
+from omni_flow.serve import cli as serving
 
 app = typer.Typer(
     name="omni-flow",
@@ -38,6 +39,8 @@ def _options(
 
 
 app.command("run", context_settings=CONTEXT, add_help_option=False)(run_command)
+app.command("serve")(serving.serve)
+app.command("key")(serving.key)
 app.command("lint")(lint.command)
 app.command("draw")(draw.command)
 app.command("explain")(explain.command)

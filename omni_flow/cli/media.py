@@ -49,7 +49,7 @@ class MediaTooLarge(MediaError):
     """The file is longer or larger than accepted."""
 
 
-def read_sound(path: Path, rate: int | None = None) -> NDArray[np.float32]:
+def read_sound(path: Path, rate: int | None = None, max_seconds: float = MAX_SECONDS) -> NDArray[np.float32]:
     """The sound in `path` (WAV, FLAC, OGG, MP3) as samples in [-1, 1], shape (n,), n ≥ 1, at `rate` Hz.
 
     Channels are averaged, other rates resampled; None keeps the file's rate. Raises a MediaError.
@@ -59,8 +59,8 @@ def read_sound(path: Path, rate: int | None = None) -> NDArray[np.float32]:
     try:
         with soundfile.SoundFile(path) as file:
             seconds = file.frames / file.samplerate
-            if seconds > MAX_SECONDS:
-                raise MediaTooLarge(path, f"{seconds:.0f} s of sound", f"give {MAX_SECONDS:.0f} s or less")
+            if seconds > max_seconds:
+                raise MediaTooLarge(path, f"{seconds:.0f} s of sound", f"give {max_seconds:.0f} s or less")
             samples = file.read(dtype="float32", always_2d=True).mean(axis=1)
             own = file.samplerate
     except soundfile.LibsndfileError as error:
@@ -76,7 +76,7 @@ def read_sound(path: Path, rate: int | None = None) -> NDArray[np.float32]:
     return np.clip(np.asarray(samples, np.float32), np.float32(-1), np.float32(1))
 
 
-def read_picture(path: Path) -> NDArray[np.uint8]:
+def read_picture(path: Path, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
     """The picture in `path` (PNG, JPEG, WebP, GIF, BMP, TIFF, PPM) as RGB, shape (height, width, 3), turned upright.
 
     Transparent parts are laid on white; of an animation the first image is taken. Raises a MediaError.
@@ -84,11 +84,11 @@ def read_picture(path: Path) -> NDArray[np.uint8]:
     _check_file(path)
     try:
         with Image.open(path, formats=_PICTURE_FORMATS) as file:
-            if file.width * file.height > MAX_PIXELS:
+            if file.width * file.height > max_pixels:
                 raise MediaTooLarge(
                     path,
                     f"{file.width} × {file.height} pixels",
-                    f"scale it to {MAX_PIXELS // 10**6} megapixels or less",
+                    f"scale it to {max_pixels / 10**6:g} megapixels or less",
                 )
             picture = ImageOps.exif_transpose(file)
             if picture.has_transparency_data:

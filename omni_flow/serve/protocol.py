@@ -1,0 +1,55 @@
+"""uvicorn's HTTP protocol with patience that ends: a client must send its head and its body in time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+
+def protocol(header_s: float, body_s: float) -> type[HttpToolsProtocol]:
+    """A protocol class for `uvicorn.Config(http=...)` that closes connections of clients that take longer."""
+
+    class Patient(HttpToolsProtocol):
+        _patience: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._wait(header_s)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._rest()
+            super().connection_lost(exc)
+
+        def on_message_begin(self) -> None:
+            self._wait(header_s)
+            super().on_message_begin()
+
+        def on_headers_complete(self) -> None:
+            self._wait(body_s)
+            super().on_headers_complete()
+
+        def on_message_complete(self) -> None:
+            self._rest()
+            super().on_message_complete()
+
+        def handle_websocket_upgrade(self) -> None:
+            self._rest()
+            super().handle_websocket_upgrade()
+
+        def _wait(self, seconds: float) -> None:
+            self._rest()
+            self._patience = self.loop.call_later(seconds, self._give_up)
+
+        def _rest(self) -> None:
+            if self._patience is not None:
+                self._patience.cancel()
+                self._patience = None
+
+        def _give_up(self) -> None:
+            transport: Any = self.transport
+            if not transport.is_closing():
+                transport.abort()
+
+    return Patient

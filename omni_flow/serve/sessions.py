@@ -1,0 +1,98 @@
+"""Sessions of callers: params that their requests share, and how many turns there were. Pure: time is passed in."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from omni_flow.serve.errors import ApiError, bad
+
+_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+
+
+class SessionState:
+    """One session of one caller. `key` names it to the runtime: two callers' sessions of one id are two."""
+
+    __slots__ = ("_now", "created", "id", "key", "live", "params", "turns", "used")
+
+    def __init__(self, tenant: str, id: str, now: Callable[[], float]) -> None:
+        self.id, self.key = id, f"{tenant}:{id}"
+        self._now = now
+        self.created = self.used = now()
+        self.turns = self.live = 0
+        self.params: dict[str, Any] = {}
+
+    def begin(self) -> None:
+        """A request of it starts."""
+        self.turns += 1
+        self.live += 1
+        self.used = self._now()
+
+    def end(self) -> None:
+        """A request of it is over."""
+        self.live -= 1
+        self.used = self._now()
+
+    def as_object(self) -> dict[str, Any]:
+        """For `/v1/sessions`."""
+        return {
+            "id": self.id,
+            "object": "session",
+            "created": self.created,
+            "used": self.used,
+            "turns": self.turns,
+            "live": self.live,
+            "params": self.params,
+        }
+
+
+class Sessions:
+    """At most `most`; one that was idle for `idle_s` is forgotten, and the longest idle one when there are too many."""
+
+    def __init__(self, most: int, idle_s: float, now: Callable[[], float] = time.time) -> None:
+        self._most, self._idle_s, self._now = most, idle_s, now
+        self._all: OrderedDict[str, SessionState] = OrderedDict()
+
+    def of(self, tenant: str, id: str) -> SessionState:
+        """The session, made at need. Raises ApiError naming `session`."""
+        if _ID.fullmatch(id) is None:
+            raise bad("a session id is 1 to 128 letters, digits and _ . : -", "session")
+        key = f"{tenant}:{id}"
+        found = self._all.get(key)
+        if found is None:
+            self._expire()
+            found = self._all[key] = SessionState(tenant, id, self._now)
+        self._all.move_to_end(key)
+        return found
+
+    def find(self, tenant: str, id: str) -> SessionState:
+        """A session that is there. Raises ApiError 404."""
+        found = self._all.get(f"{tenant}:{id}")
+        if found is None:
+            raise ApiError(404, f"there is no session {id!r}", code="session_not_found")
+        return found
+
+    def close(self, tenant: str, id: str) -> SessionState:
+        """Forget a session. Raises ApiError 404."""
+        found = self.find(tenant, id)
+        del self._all[found.key]
+        return found
+
+    def list(self, tenant: str) -> list[SessionState]:
+        """Those of a caller, the one used last at the end."""
+        return [state for key, state in self._all.items() if key.startswith(f"{tenant}:")]
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def _expire(self) -> None:
+        """Least recently used ones stand first; those with live requests stay."""
+        now = self._now()
+        for key, state in list(self._all.items()):
+            if len(self._all) < self._most and now - state.used < self._idle_s:
+                return
+            if not state.live:
+                del self._all[key]

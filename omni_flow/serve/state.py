@@ -1,0 +1,55 @@
+"""What all routes of a server share."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from typing import Any
+
+from omni_flow.control.runtime.errors import RuntimeFault
+from omni_flow.serve.media.service import Media
+from omni_flow.serve.metrics import Metrics
+from omni_flow.serve.running import Book
+from omni_flow.serve.served import Catalogue, Served
+from omni_flow.serve.sessions import Sessions
+from omni_flow.serve.settings import Settings
+
+log = logging.getLogger("omni_flow.serve")
+
+
+class State:
+    """Made once per application."""
+
+    def __init__(self, served: Sequence[Served], settings: Settings) -> None:
+        self.settings = settings
+        self.catalogue = Catalogue(served)
+        self.metrics = Metrics()
+        self.sessions = Sessions(settings.max_sessions, settings.session_idle_s)
+        self.book = Book(settings, self.metrics, self.sessions)
+        self.media = Media(settings.media)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether no new requests are taken."""
+        return self.book.stopping
+
+    @contextlib.asynccontextmanager
+    async def feeding(self, feed: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+        """Frames of a request are pushed while its outputs are taken; what is wrong with them ends the request."""
+        task = asyncio.ensure_future(feed)
+        try:
+            yield
+            if task.done():
+                task.result()
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, RuntimeFault):
+                await task
+
+    async def close(self) -> None:
+        """End what this holds; the deployments are the caller's."""
+        for running in list(self.book.live.values()):
+            running.cancel()
+        await self.media.close()
