@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from omni_flow import Graph, alaunch
+from omni_flow import Graph, RequestFailed, alaunch
+from omni_flow.control.runtime.client import AsyncRequest
 from omni_flow.deploy.local import AsyncDeployment
 
 WAIT_S = 20.0
@@ -58,6 +59,14 @@ async def emptied(app: AsyncDeployment) -> dict[str, dict[str, int]]:
             return {}
         await asyncio.sleep(0)
     return census
+
+
+async def outcome_of(request: AsyncRequest) -> dict[str, Any] | RequestFailed:
+    try:
+        async with asyncio.timeout(20):
+            return await request.result()
+    except RequestFailed as failed:
+        return failed
 
 
 def alive(pid: int) -> bool:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from omni_flow import Graph, Text, collect, stream
+from omni_flow import Context, Graph, Text, collect, stream
 
 
 class Letters:
@@ -85,6 +86,40 @@ class Unloadable:
 
     async def run(self, x: str) -> str:
         return x
+
+
+class DiesWhileLoading:
+    def __init__(self) -> None:
+        os._exit(9)
+
+    async def run(self, x: str) -> str:
+        return x
+
+
+class NeverLoads:
+    """Says which process it is in and is never ready."""
+
+    def setup(self) -> None:
+        print(os.getpid(), flush=True)
+        threading.Event().wait()
+
+    async def run(self, x: str) -> str:
+        return x
+
+
+class Tidy:
+    """Logs, and leaves a file when it is closed in an orderly way."""
+
+    def __init__(self, file: str = "") -> None:
+        self._file = file
+
+    def run(self, ctx: Context, x: str) -> str:
+        ctx.log.info("got %s", x)
+        return x
+
+    def close(self) -> None:
+        with open(self._file, "x"):
+            pass
 
 
 class BadSetup:

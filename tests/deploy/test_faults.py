@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from omni_flow import Graph, NoReplica, Outcome, RequestFailed, Text
-from omni_flow.control.runtime.client import AsyncRequest
 from omni_flow.control.runtime.gateway import Gateway
 from omni_flow.control.runtime.node import Node
 from omni_flow.control.runtime.values import Values
@@ -19,19 +18,11 @@ from omni_flow.control.runtime.wire import BatchCodec, Subscribe
 from omni_flow.control.transport import make_transport
 from omni_flow.deploy.local import AsyncDeployment
 
-from .conftest import Events, alive, deployed, emptied, ended, parent_of, pid_of
+from .conftest import Events, alive, deployed, emptied, ended, outcome_of, parent_of, pid_of
 from .roles import Echo, Exits, Hangs, Pid, Spawns, diamond, held, one
 
 TEXT = "abcdefghijklmnop"
 WHOLE = {"both": TEXT.upper() + TEXT, "each": list(TEXT.upper()), "same": "o"}
-
-
-async def outcome_of(request: AsyncRequest) -> dict[str, Any] | RequestFailed:
-    try:
-        async with asyncio.timeout(20):
-            return await request.result()
-    except RequestFailed as failed:
-        return failed
 
 
 async def under_load(app: AsyncDeployment, kill: str) -> list[Any]:

@@ -19,9 +19,9 @@ from .roles import Echo, one
 SCRIPT = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from deploy.roles import diamond, Hangs, one
+from deploy.roles import diamond, Hangs, NeverLoads, one
 from omni_flow import launch
-graph = one(Hangs, "on_loop") if sys.argv[2] == "hang" else diamond()
+graph = {"hang": one(Hangs, "on_loop"), "loading": one(NeverLoads)}.get(sys.argv[2], diamond())
 target = sys.argv[1] + "/deploy/target.py:graph" if sys.argv[2] == "spawn" else None
 with launch(graph, target=target) as app:
     if sys.argv[2] == "hang":
@@ -72,6 +72,15 @@ def test_a_launcher_that_is_told_to_end_takes_every_process_with_it(run_director
     launcher.terminate()
     wait_for([*workers, nursery])
     assert finish(launcher) == -signal.SIGTERM
+    assert list(run_directories.iterdir()) == []
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
+def test_a_launcher_that_ends_while_roles_load_leaves_nothing(signum: signal.Signals, run_directories: Path) -> None:
+    launcher, workers, nursery = launched("loading")
+    launcher.send_signal(signum)
+    wait_for([*workers, nursery])
+    assert finish(launcher) == -signum
     assert list(run_directories.iterdir()) == []
 
 

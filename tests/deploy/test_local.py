@@ -7,15 +7,17 @@ import os
 import signal
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvloop
 
 from omni_flow import ABSENT, RequestFailed, launch
 from omni_flow.deploy.errors import LaunchError, RunDirInUse, UnknownRole
 from omni_flow.deploy.local import alaunch
 
 from .conftest import Events, deployed, emptied, pid_of, pids
-from .roles import BadSetup, Echo, Hangs, Pid, Unloadable, diamond, held, one
+from .roles import BadSetup, DiesWhileLoading, Echo, Hangs, Pid, Tidy, Unloadable, diamond, held, one
 
 HERE = Path(__file__).parent
 
@@ -93,7 +95,6 @@ def test_a_wrong_target_is_said(target: str | None, message: str, run_directorie
     assert not run_directories.exists() or list(run_directories.iterdir()) == []
 
 
-@pytest.mark.parametrize("processes", [True, False])
 @pytest.mark.parametrize(
     ("role", "message"),
     [
@@ -102,16 +103,59 @@ def test_a_wrong_target_is_said(target: str | None, message: str, run_directorie
             r"role 'r': ModuleNotFoundError: No module named 'a_module_that_nobody_has' \(.*roles.py:\d+\); "
             "install what provides 'a_module_that_nobody_has'",
         ),
+        (DiesWhileLoading, r"role 'r': its process ended with status 9"),
         (BadSetup, r"role 'r': ValueError: the weights are of another model \(.*roles.py:\d+\)"),
     ],
 )
 def test_a_role_that_cannot_be_loaded_is_named_with_cause_place_and_mend(
-    role: type, message: str, processes: bool, run_directories: Path
+    role: type, message: str, run_directories: Path
 ) -> None:
     with pytest.raises(LaunchError, match=message) as caught:
-        launch(one(role), processes=processes)
+        launch(one(role))
     assert "Traceback" not in str(caught.value)
     assert not run_directories.exists() or list(run_directories.iterdir()) == []
+
+
+def test_a_role_that_cannot_be_loaded_is_named_in_one_process_too() -> None:
+    with pytest.raises(LaunchError, match=r"role 'r': ValueError: the weights are of another model \(.*roles.py:\d+\)"):
+        launch(one(BadSetup), processes=False)
+
+
+def test_a_deployment_launched_by_a_thread_closes_its_roles_in_order_and_logs_with_their_id(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def body() -> None:
+        with launch(one(Tidy, init={"file": str(tmp_path / "closed")})) as app:
+            assert app.submit(x="a").result(timeout=10) == {"y": "a"}
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    assert (tmp_path / "closed").exists()
+    assert "r/0@0 INFO omni_flow.role.r: got a" in capfd.readouterr().err
+
+
+def test_a_deployment_can_live_on_uvloop() -> None:
+    async def body() -> None:
+        async with deployed(diamond()) as app:
+            assert (await (await app.submit(text="a")).result())["both"] == "Aa"
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(body())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"replica": {"r": 2}}, "launch takes no option 'replica'; it takes replicas, credit"),
+        ({"transport": "udp"}, "transport='udp' is not one of unix, ipc, tcp, inproc"),
+        ({"start": "thread"}, "start='thread' is not one of auto, fork, spawn"),
+    ],
+)
+@pytest.mark.parametrize("processes", [True, False])
+def test_unknown_options_are_refused(options: dict[str, Any], message: str, processes: bool) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        launch(one(Echo), processes=processes, **options)
 
 
 def test_debug_shows_the_traceback_of_a_role_that_cannot_be_loaded() -> None:
