@@ -127,11 +127,17 @@ def test_a_peer_that_opened_nothing_is_not_read(nodes):
         source.host.read(target.host.endpoint(), SOURCE, TARGET, spans((0, 0, 64)))
 
 
+def kill(pid):
+    """Kill a child and wait until it is dead; its host still collects it."""
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+
 def test_a_dead_peer_gives_a_typed_error_and_the_next_job_works(mortal_nodes):
     source, target = mortal_nodes
     endpoint = source.host.endpoint()
     target.host.read(endpoint, TARGET, SOURCE, spans((0, 0, 64)))
-    os.kill(source.host.pid, signal.SIGKILL)
+    kill(source.host.pid)
     with pytest.raises(TransferError):
         target.host.read(endpoint, TARGET, SOURCE, spans((0, 0, 64)), timeout_s=20)
     source.host.restart()
@@ -143,7 +149,7 @@ def test_the_death_of_the_own_driver_ends_its_jobs_and_a_restart_serves_again(mo
     source, target = mortal_nodes
     os.kill(source.host.pid, signal.SIGSTOP)
     id = target.host.submit("read", source.host.endpoint(), TARGET, SOURCE, spans((0, 0, SIZE)), 60.0)
-    os.kill(target.host.pid, signal.SIGKILL)
+    kill(target.host.pid)
     with pytest.raises(DriverDied, match="restart"):
         target.host.wait(id, 20).check()
     os.kill(source.host.pid, signal.SIGCONT)
