@@ -53,7 +53,7 @@ class Row:
         end_ids: tokens that end the request, excluded before `sampling.min_tokens`.
         prompt_tokens: length of the prompt.
         history: needed where `sampling` has penalties or bad words.
-        logits: whether the request wants its logits.
+        logits, hidden: whether the request wants its logits, its hidden states.
     """
 
     sampling: Sampling
@@ -61,6 +61,7 @@ class Row:
     prompt_tokens: int = 0
     history: History | None = None
     logits: bool = False
+    hidden: bool = False
 
 
 class Chosen(NamedTuple):

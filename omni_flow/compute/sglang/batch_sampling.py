@@ -29,7 +29,8 @@ def _row(request: Any, vocabulary: int, device: Any) -> Any:
         # made anew for each prefill: a middle chunk draws a token that is thrown away, a retracted request starts over
         history = History(request.origin_input_ids, request.output_ids, vocabulary, device)
     ends = (() if sampling.ignore_eos else tuple(request.eos_token_ids or ())) + sampling.stop_token_ids
-    return Row(sampling, ends, len(request.origin_input_ids), history, bool(request.__dict__.get("omni_logits")))
+    wants = request.__dict__.get("omni_wants", (False, False))
+    return Row(sampling, ends, len(request.origin_input_ids), history, *wants)
 
 
 def from_batch(info: Any, batch: Any, vocabulary: int) -> None:

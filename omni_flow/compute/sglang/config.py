@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -26,9 +27,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         overlap: prepare the next step on the CPU while the GPU computes; off where there is no GPU.
         revision, weight_version: identity of the weights in page hashes.
         manager, pool: address and pool of the node's memory manager; "" keeps pages in the engine's process.
+        hidden: keep the hidden state of each step's last position, for requests and step hooks that ask for it.
         load_format: `auto`, or `dummy` for random weights (benchmarks).
         extra: further arguments of SGLang's `ServerArgs`, by name.
-        setup: `module:function` called in the engine process with the scheduler when the model is loaded (step hooks).
     """
 
     model: str
@@ -46,6 +47,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     weight_version: int = 0
     manager: str = ""
     pool: str = ""
+    hidden: bool = False
     load_format: str = "auto"
     extra: dict[str, Any] = {}
 
@@ -63,13 +65,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 def server_arguments(config: EngineConfig) -> dict[str, Any]:
     """Arguments of SGLang's `ServerArgs` that follow from a config. The front of SGLang is never started."""
+    has_tokenizer = (Path(config.model) / "tokenizer.json").is_file()
     arguments: dict[str, Any] = {
         "model_path": config.model,
         "device": config.device,
         "dtype": config.dtype,
         "load_format": config.load_format,
-        "skip_tokenizer_init": True,
-        "grammar_backend": "none",
+        "skip_tokenizer_init": not has_tokenizer,
+        "grammar_backend": "xgrammar" if has_tokenizer else "none",
         "sampling_backend": "pytorch",
         "schedule_policy": "fcfs",
         "radix_cache_backend": "omni_flow",
@@ -83,6 +86,7 @@ def server_arguments(config: EngineConfig) -> dict[str, Any]:
         "stream_interval": 1,
         "log_level": "warning",
         "mem_fraction_static": 0.5,
+        "return_hidden_states_mode": "last" if config.hidden else None,
     }
     if config.device == "cpu":
         arguments |= {"attention_backend": "torch_native", "disable_cuda_graph": True}

@@ -67,6 +67,20 @@ def zero_experts(_result: None, _method: Any, layer: Any, *_: Any, **__: Any) ->
     layer.w2_weight.data.zero_()
 
 
+def token_mask(_original: Any, *_grammar: Any, logits: Any, vocab_mask: Any) -> None:
+    """Around xgrammar's `apply_vocab_mask`, which SGLang has for GPUs only."""
+    from xgrammar import apply_token_bitmask_inplace
+
+    apply_token_bitmask_inplace(logits, vocab_mask)
+
+
+def empty_mask(vocab_size: int, batch_size: int) -> Any:
+    """Replaces xgrammar's `_allocate_token_bitmask`, which pins its memory for a GPU."""
+    from xgrammar import allocate_token_bitmask
+
+    return allocate_token_bitmask(batch_size, vocab_size)
+
+
 def no_stream(_context: Any, _name: str) -> None:
     """Replaces `RuntimeContext.get_stream`, which makes a CUDA stream whatever the device."""
 
@@ -84,6 +98,9 @@ def hooks() -> list[tuple[str, str, Callable[..., Any]]]:
         ("sglang.srt.layers.rotary_embedding.factory.get_rope_cpu", "AROUND", rope),
         ("sglang.srt.layers.moe.fused_moe_native.moe_forward_native", "AROUND", experts),
         ("sglang.srt.layers.quantization.unquant.UnquantizedFusedMoEMethod.create_weights", "AFTER", zero_experts),
+        ("sglang.srt.constrained.xgrammar_backend._allocate_token_bitmask", "REPLACE", empty_mask),
+        ("sglang.srt.constrained.xgrammar_backend.XGrammarGrammar.apply_vocab_mask", "AROUND", token_mask),
+        ("sglang.srt.constrained.xgrammar_backend.XGrammarGrammarBackend.apply_vocab_mask", "AROUND", token_mask),
         ("sglang.srt.runtime_context.RuntimeContext.get_stream", "REPLACE", no_stream),
         ("sglang.srt.model_executor.model_runner.ModelRunner._extend_forward_kwargs", "AFTER", embeds),
     ]

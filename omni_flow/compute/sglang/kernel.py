@@ -136,6 +136,8 @@ class SGLangEngine:
             raise BadRequest(f"token ids {lowest} to {highest}", f"the vocabulary has {self.ready.vocabulary}")
         if any(rows.shape[1] != self.ready.hidden for rows in layout.embeddings):
             raise BadRequest("embeddings of another width", f"the model's hidden size is {self.ready.hidden}")
+        if request.hidden and not self.config.hidden:
+            raise BadRequest("hidden states were asked for, the engine keeps none", "start it with hidden=True")
         self._next = number = self._next + 1
         queue: asyncio.Queue[Event | ComputeError] = asyncio.Queue()
         self._streams[number] = queue
@@ -210,7 +212,7 @@ class SGLangEngine:
         try:
             await self._writer.drain()
         except ConnectionError:
-            raise self._died or EngineDied(self._end(), "start it again") from None
+            raise self._died or EngineDied(self._end(), self._output()) from None
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         frames = Frames()
@@ -220,7 +222,7 @@ class SGLangEngine:
                     self._handle(from_engine.decode(body))
         except ConnectionError:
             pass  # the same end as an empty read
-        self._fail(EngineDied(self._end(), "start it again"))
+        self._fail(EngineDied(self._end(), self._output()))
 
     def _handle(self, message: object) -> None:
         if isinstance(message, Step | End):
@@ -266,7 +268,7 @@ class SGLangEngine:
         self._stats.clear()
         if self._ready is not None and not self._ready.done():
             if isinstance(error, EngineDied):
-                error = EngineFailed(self._end(), self._output())
+                error = EngineFailed(error.message, error.mend)
             self._ready.set_exception(error)
 
     def _end(self) -> str:

@@ -10,8 +10,6 @@ from array import array
 from functools import cache
 from typing import Any
 
-import numpy as np
-
 from omni_flow.compute.prefix import PageChain
 from omni_flow.compute.sglang.takeover import current
 from omni_flow.compute.sglang.wire import (
@@ -41,6 +39,19 @@ class Sleeper:
             self._poll.poll(1000)
 
 
+class Endless:
+    """A tokenizer without an end token. SGLang's own `ignore_eos` would ignore the request's stop tokens as well."""
+
+    eos_token_id = None
+    additional_stop_token_ids = None
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+
 def rid_of(number: int) -> str:
     """SGLang's name of a request. Of fixed width: SGLang aborts every request whose name begins with the one given."""
     return f"{number:016x}"
@@ -56,7 +67,6 @@ def sampling_params(message: Generate) -> Any:
         temperature=given.temperature,
         stop=list(given.stop) or None,
         stop_token_ids=set(given.stop_token_ids) or None,
-        ignore_eos=given.ignore_eos,
         json_schema=given.json_schema,
         regex=given.regex,
         ebnf=given.grammar,
@@ -90,7 +100,6 @@ def to_sglang(message: Generate) -> Any:
         top_logprobs_num=logprobs or 0,
         token_ids_logprob=None,
         stream=True,
-        return_hidden_states=message.hidden,
         positional_embed_overrides=overrides,
     )
 
@@ -101,6 +110,7 @@ class Outlet:
     def __init__(self, inlet: Inlet) -> None:
         self._inlet = inlet
         self.requests: dict[str, Generate] = {}
+        self._prompt: dict[str, list[float]] = {}
 
     def send_output(self, output: Any, _cause: Any = None) -> None:
         kind = type(output).__name__
@@ -137,20 +147,16 @@ class Outlet:
             if asked.sampling.logprobs:
                 pairs = zip(output.output_top_logprobs_val[at], output.output_top_logprobs_idx[at], strict=True)
                 step.top = [[(int(i), float(v)) for v, i in zip(*pair, strict=True)] for pair in pairs]
-        if asked.logits:
+        if asked.logits or asked.hidden:
             info = output.customized_info
-            rows = (getattr(info, "data", info) or {}).get("logits", [[]] * (at + 1))[at]
-            step.logits = [row.numpy().tobytes() for row in rows if row is not None]
-        if asked.hidden and output.output_hidden_states:
-            rows = output.output_hidden_states[at] or []
-            step.hidden = [np.asarray(row, np.float32).tobytes() for row in rows[-len(tokens) :]]
+            step.logits = [row.numpy().tobytes() for row in info["logits"][at] if row is not None]
+            step.hidden = [row.numpy().tobytes() for row in info["hidden"][at] if row is not None]
+        if asked.prompt_logprobs and output.input_token_logprobs_val[at]:
+            self._prompt[rid] = [float(value) for value in output.input_token_logprobs_val[at][1:]]
         if tokens:
             self._inlet.send(step)
         if reason is not None:
             self.requests.pop(rid)
-            prompt: list[float] = []
-            if asked.prompt_logprobs:
-                prompt = [float(v) for v in (output.input_token_logprobs_val[at] or [])[1:]]
             self._inlet.send(
                 End(
                     asked.number,
@@ -158,7 +164,7 @@ class Outlet:
                     output.prompt_tokens[at],
                     output.cached_tokens[at],
                     output.completion_tokens[at],
-                    prompt,
+                    self._prompt.pop(rid, []),
                 )
             )
 
@@ -233,7 +239,10 @@ def scheduler_class() -> type:
                 media = [MediaSpan(m.start, m.length, MediaDigest(m.digest)) for m in message.media]
                 req.omni_chain = PageChain(takeover.root_of(message.tenant), media)
                 req.omni_sampling = message.sampling
-                req.omni_logits = message.logits
+                if message.sampling.ignore_eos:
+                    req.eos_token_ids = None
+                    req.tokenizer = Endless(req.tokenizer) if req.tokenizer is not None else None
+                req.omni_wants = (message.logits, message.hidden)
             super()._add_request_to_queue(req, is_retracted)
 
         def counts(self) -> dict[str, int]:

@@ -1,0 +1,273 @@
+"""What a role may ask of a running engine: one engine with a tiny DeepSeek-V2 serves all tests of this file."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import engine_kit as kit
+import numpy as np
+import pytest
+
+from omni_flow.compute.engine import Embeddings, EndEvent, Request, TokenEvent, Tokens
+from omni_flow.compute.errors import BadRequest, EngineFull, PromptTooLong
+from omni_flow.compute.sampling import Sampling
+from omni_flow.compute.sglang.config import EngineConfig
+from omni_flow.compute.sglang.kernel import SGLangEngine
+from omni_flow.data.identity import media_digest
+from omni_flow.models.deepseek_v2.processor import Processor
+from omni_flow.testing import tiny_checkpoint
+
+T = TypeVar("T")
+PAGE, QUOTA = 16, 64
+
+
+class Serving(NamedTuple):
+    engine: SGLangEngine
+    folder: Path
+    loop: asyncio.Runner
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.loop.run(work)
+
+    async def idle(self) -> dict[str, int]:
+        """Counts once nothing runs any more: the engine answers between two steps."""
+        while True:
+            counts = dict(await self.engine.stats())
+            if not counts["running"] and not counts["waiting"] and not counts["held"]:
+                return counts
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    folder = tiny_checkpoint("deepseek_v2", tmp_path_factory.mktemp("model"))
+    config = EngineConfig(
+        model=str(folder), page_size=PAGE, max_tokens=QUOTA * PAGE, max_running=4, max_waiting=8, chunk=32, hidden=True
+    )
+    engine = SGLangEngine(config)
+    with asyncio.Runner() as loop:
+        loop.run(engine.start())
+        yield Serving(engine, folder, loop)
+        loop.run(engine.close())
+
+
+@pytest.fixture(scope="module")
+def oracle(serving: Serving) -> Any:
+    return kit.oracle(serving.folder)
+
+
+def prompt_of(length: int, seed: int) -> list[int]:
+    return [int(token) for token in np.random.default_rng(seed).integers(0, 256, length)]
+
+
+def ask(prompt: list[int], **given: Any) -> Request:
+    given.setdefault("max_tokens", 12)
+    given.setdefault("ignore_eos", True)
+    return Request(spans=[Tokens(prompt)], sampling=Sampling(**given))
+
+
+def test_equal_seeds_give_equal_tokens_alone_and_in_any_batch(serving: Serving) -> None:
+    async def run() -> None:
+        asked = [
+            ask(prompt_of(9, 1), temperature=1.5, seed=seed, top_p=0.95, frequency_penalty=penalty)
+            for seed, penalty in ((1, 0.0), (2, 0.0), (3, 1.0), (1, 1.0))
+        ]
+        together = [one.tokens for one in await asyncio.gather(*(kit.answer(serving.engine, one) for one in asked))]
+        alone = [(await kit.answer(serving.engine, one)).tokens for one in reversed(asked)][::-1]
+        assert together == alone
+        assert len({tuple(one) for one in together}) >= 3
+
+    serving.run(run())
+
+
+def test_log_probabilities_are_those_of_the_oracle(serving: Serving, oracle: Any) -> None:
+    import torch
+
+    prompt = prompt_of(40, 2)
+    request = Request(
+        spans=[Tokens(prompt)], sampling=Sampling(max_tokens=5, ignore_eos=True, logprobs=3), prompt_logprobs=True
+    )
+    got = serving.run(kit.answer(serving.engine, request))
+    tokens, logits = kit.oracle_greedy(oracle, prompt, 5)
+    assert got.tokens == tokens
+    lines = torch.tensor(logits).log_softmax(-1)
+    for event, line in zip(got.events, lines, strict=True):
+        assert event.logprob == pytest.approx(float(line.max()), abs=1e-4)
+        best = line.topk(3)
+        assert [token for token, _ in event.top] == best.indices.tolist()
+        assert [value for _, value in event.top] == pytest.approx(best.values.tolist(), abs=1e-4)
+    with torch.inference_mode():
+        whole = oracle(torch.tensor([prompt])).logits[0].log_softmax(-1)
+    wanted = [float(whole[at, token]) for at, token in enumerate(prompt[1:])]
+    assert list(got.end.prompt_logprobs) == pytest.approx(wanted, abs=1e-4)
+
+
+def test_hidden_states_are_those_that_the_head_reads(serving: Serving, oracle: Any) -> None:
+    import torch
+
+    prompt = prompt_of(20, 3)
+    request = Request(spans=[Tokens(prompt)], sampling=Sampling(max_tokens=3, ignore_eos=True), hidden=True)
+    got = serving.run(kit.answer(serving.engine, request))
+    with torch.inference_mode():
+        ids = torch.tensor([prompt + got.tokens[:-1]])
+        states = oracle.model(ids).last_hidden_state[0, len(prompt) - 1 :]
+    hidden = np.stack([event.hidden for event in got.events if event.hidden is not None])
+    np.testing.assert_allclose(hidden, states.numpy(), rtol=1e-4, atol=1e-4)
+
+
+def test_embeddings_in_a_prompt_give_what_their_tokens_give_and_are_cached_by_digest(
+    serving: Serving, oracle: Any
+) -> None:
+    prompt = prompt_of(70, 4)
+    rows = oracle.model.embed_tokens.weight.detach().numpy()[prompt[10:50]]
+
+    def spans(digest: bytes, rows: Any = rows) -> Request:
+        middle = Embeddings(rows, media_digest(digest, "", "test", ""), placeholder=0)
+        return Request(
+            spans=[Tokens(prompt[:10]), middle, Tokens(prompt[50:])], sampling=Sampling(max_tokens=6, ignore_eos=True)
+        )
+
+    async def run() -> None:
+        expected = kit.oracle_greedy(oracle, prompt, 6)[0]
+        first = await kit.answer(serving.engine, spans(b"one"))
+        again = await kit.answer(serving.engine, spans(b"one"))
+        assert first.tokens == again.tokens == expected
+        assert (first.end.cached_tokens, again.end.cached_tokens) == (0, 64)
+        other = await kit.answer(serving.engine, spans(b"two", rows[::-1].copy()))
+        assert other.end.cached_tokens == 0
+        assert other.tokens != expected
+        with pytest.raises(BadRequest, match="hidden size is 64"):
+            await kit.answer(serving.engine, spans(b"x", np.zeros((3, 8), np.float32)))
+
+    serving.run(run())
+
+
+def test_tenants_do_not_share_pages(serving: Serving) -> None:
+    prompt = prompt_of(40, 5)
+
+    async def run() -> list[int]:
+        asked = [kit.greedy(prompt, 2, tenant=tenant) for tenant in (b"a", b"a", b"b", b"b")]
+        return [(await kit.answer(serving.engine, one)).end.cached_tokens for one in asked]
+
+    assert serving.run(run()) == [0, 32, 0, 32]
+
+
+def test_a_request_ends_at_its_stop_token_text_or_length(serving: Serving) -> None:
+    prompt = prompt_of(12, 6)
+    processor = Processor(serving.folder)
+
+    async def run() -> None:
+        whole = (await kit.answer(serving.engine, ask(prompt, max_tokens=30))).tokens
+        stop = next(token for at, token in enumerate(whole) if at >= 4 and token not in whole[:at])
+        upto = whole.index(stop) + 1
+        got = await kit.answer(serving.engine, ask(prompt, max_tokens=30, stop_token_ids=(stop,)))
+        assert (got.tokens, got.end.reason) == (whole[:upto], "stop")
+        got = await kit.answer(serving.engine, ask(prompt, max_tokens=30, stop_token_ids=(stop,), min_tokens=upto + 3))
+        assert len(got.tokens) >= upto + 3
+        assert got.tokens[: upto - 1] == whole[: upto - 1]
+        assert stop not in got.tokens[: upto + 3]
+        text = processor.decode(whole)
+        end = next(text[at : at + 2] for at in range(6, 20) if text[at : at + 2].isascii())
+        got = await kit.answer(serving.engine, ask(prompt, max_tokens=30, stop=(end,)))
+        assert got.end.reason == "stop"
+        assert processor.decode(got.tokens).endswith(end)
+        got = await kit.answer(serving.engine, ask(prompt, max_tokens=3))
+        assert (got.tokens, got.end.reason) == (whole[:3], "length")
+
+    serving.run(run())
+
+
+def test_a_grammar_constrains_the_text(serving: Serving) -> None:
+    processor = Processor(serving.folder)
+
+    async def run() -> None:
+        asked = ask(prompt_of(8, 7), regex="(ab|cd){3}[0-9]{4}", max_tokens=40, ignore_eos=False)
+        free = ask(prompt_of(8, 7), max_tokens=10)
+        constrained, other = await asyncio.gather(kit.answer(serving.engine, asked), kit.answer(serving.engine, free))
+        assert re.fullmatch("(ab|cd){3}[0-9]{4}", processor.decode(constrained.tokens))
+        assert constrained.end.reason == "stop"
+        assert other.tokens == (await kit.answer(serving.engine, free)).tokens
+
+    serving.run(run())
+
+
+def test_bad_words_and_bias_reach_the_engine(serving: Serving) -> None:
+    async def run() -> None:
+        prompt = prompt_of(10, 8)
+        first = (await kit.answer(serving.engine, ask(prompt))).tokens
+        banned = (await kit.answer(serving.engine, ask(prompt, bad_words=((first[0],),)))).tokens
+        assert first[0] not in banned
+        biased = (await kit.answer(serving.engine, ask(prompt, logit_bias={77: 1000.0}))).tokens
+        assert biased == [77] * 12
+
+    serving.run(run())
+
+
+def test_cancelling_in_every_state_gives_all_pages_back(serving: Serving) -> None:
+    async def cancel_after(request: Request, tokens: int) -> None:
+        stream = serving.engine.generate(request)
+        async for event in stream:
+            assert isinstance(event, TokenEvent)
+            tokens -= 1
+            if tokens <= 0:
+                break
+        await stream.aclose()  # type: ignore[attr-defined]
+
+    async def run() -> None:
+        start = await serving.idle()
+        # decoding
+        await cancel_after(ask(prompt_of(20, 10), max_tokens=500), 3)
+        # in the second of many chunks: cancelled before a token came
+        prefill = asyncio.create_task(cancel_after(ask(prompt_of(500, 11), max_tokens=5), 1))
+        while not (await serving.engine.stats())["held"]:
+            assert not prefill.done()
+        prefill.cancel()
+        # queued: four run, the fifth waits
+        running = [asyncio.create_task(cancel_after(ask(prompt_of(30, 20 + i), max_tokens=400), 30)) for i in range(4)]
+        waiting = asyncio.create_task(cancel_after(ask(prompt_of(30, 30), max_tokens=5), 1))
+        while not (await serving.engine.stats())["waiting"]:
+            assert not waiting.done()
+        waiting.cancel()
+        await asyncio.gather(*running, waiting, prefill, return_exceptions=True)
+        end = await serving.idle()
+        assert end["available"] + end["pinned"] == start["available"] + start["pinned"] == QUOTA
+        assert end["locked"] == 0
+        # and it still answers
+        assert len((await kit.answer(serving.engine, ask(prompt_of(20, 10), max_tokens=4))).tokens) == 4
+
+    serving.run(run())
+
+
+def test_more_than_the_pool_holds_waits_is_retracted_and_is_still_right(serving: Serving, oracle: Any) -> None:
+    async def run() -> None:
+        prompts = [prompt_of(100, 40 + at) for at in range(6)]
+        got = await asyncio.gather(*(kit.answer(serving.engine, ask(one, max_tokens=200)) for one in prompts))
+        for prompt, one in zip(prompts, got, strict=True):
+            assert one.tokens[:6] == kit.oracle_greedy(oracle, prompt, 6)[0]
+            alone = await kit.answer(serving.engine, ask(prompt, max_tokens=200))
+            assert one.tokens == alone.tokens
+
+    serving.run(run())
+
+
+def test_what_cannot_run_is_refused_with_numbers(serving: Serving) -> None:
+    async def run() -> None:
+        with pytest.raises(PromptTooLong, match=rf"2000 tokens.*quota {QUOTA * PAGE}"):
+            await kit.answer(serving.engine, ask([1] * 2000))
+        with pytest.raises(BadRequest, match="the vocabulary has 258"):
+            await kit.answer(serving.engine, ask([1, 258]))
+        with pytest.raises(BadRequest, match="at least one"):
+            await kit.answer(serving.engine, Request(spans=[]))
+        many = [kit.answer(serving.engine, ask(prompt_of(20, 60 + at), max_tokens=40)) for at in range(30)]
+        got = await asyncio.gather(*many, return_exceptions=True)
+        refused = [one for one in got if isinstance(one, EngineFull)]
+        served = [one for one in got if isinstance(one, kit.Answer)]
+        assert len(refused) + len(served) == 30
+        assert refused
+        assert len(served) >= 8
+        assert all(isinstance(one.end, EndEvent) and len(one.tokens) == 40 for one in served)
+
+    serving.run(run())
