@@ -14,6 +14,8 @@ DIR_LOCATE: Final = 0x53
 DIR_ASK: Final = 0x54
 """Event to the node process: column of keys."""
 DIR_ANSWER: Final = 0x55
+DIR_REPORT: Final = 0x56
+"""The node process tells its counters, with each beat."""
 
 ROWS_A_PAGE: Final = 16_384
 
@@ -52,3 +54,9 @@ class DirAnswer(msgspec.Struct, array_like=True):
     id: int
     nodes: tuple[str, ...]
     masks: tuple[str, ...]
+
+
+class DirReport(msgspec.Struct, array_like=True):
+    """Counters of the node process by name, shown as `transfer_<name>`."""
+
+    numbers: dict[str, int]

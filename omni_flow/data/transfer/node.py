@@ -97,10 +97,16 @@ class Node:
             self._transfers.driver.close()
 
     async def _wait_for_the_end(self) -> None:
-        """A ping at each beat: the manager answers at once or has gone."""
+        """Tell the counters at each beat: the manager answers at once or has gone."""
         with contextlib.suppress(DataError):
             while True:
-                await self._manager.ping()
+                numbers = {
+                    **self._pulling.counters,
+                    "bytes": self._transfers.bytes_moved,
+                    "nodes": len(self.cluster.directory.nodes()),
+                    "leases": len(self._serving),
+                }
+                await self._manager.call(m.DIR_REPORT, m.DirReport(numbers))
                 await asyncio.sleep(self.config.beat_s)
 
     # -- this node's manager --------------------------------------------------------------------------------------

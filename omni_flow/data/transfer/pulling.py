@@ -72,12 +72,14 @@ class Pulling:
         pages: Callable[[str, int], U8],
         pools: list[str],
     ) -> None:
+        self.counters = dict.fromkeys(("pulls", "pushes", "failed", "pages", "checksum_failures"), 0)
         self._node, self._epoch = node, epoch
         self._transfers, self._link, self._pages, self._pools = transfers, link, pages, pools
 
     async def run(self, job: Job, columns: list[Column]) -> tuple[U8, str]:
         """Per key 1 where it worked, and what went wrong if anything did."""
         ok = np.zeros(len(columns[4]), np.uint8)
+        self.counters["pushes" if job.kind == "push" else "pulls"] += 1
         try:
             if job.kind == "push":
                 await self._push(job, columns, ok)
@@ -85,7 +87,9 @@ class Pulling:
                 await self._pull(job, columns, ok)
         except DataError as error:
             ok[:] = 0
+            self.counters["failed"] += 1
             return ok, f"{error.code}: {error}"
+        self.counters["pages"] += int(ok.sum())
         return ok, ""
 
     async def _push(self, job: Job, columns: list[Column], ok: U8) -> None:
@@ -128,7 +132,9 @@ class Pulling:
             await self._transfers.read(pinned.endpoint, target, base.ArenaId(arena), rows, max(left, 0.001))
         checksums = w.column(pinned.checksums, "<u8")
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(None, self._right, job, positions, slots, checksums)
+        right = await loop.run_in_executor(None, self._right, job, positions, slots, checksums)
+        self.counters["checksum_failures"] += len(positions) - len(right)
+        return right
 
     def _right(
         self, job: Job, positions: NDArray[np.uint32], slots: Column, checksums: NDArray[np.uint64]

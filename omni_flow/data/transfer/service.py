@@ -19,6 +19,7 @@ from omni_flow.data.transfer.directory import U64, prefixes
 _FLUSH_S: Final = 0.02
 _FLUSH_ROWS: Final = 4096
 _EVENT_ROWS: Final = 8192
+_MAX_NUMBERS: Final = 64
 
 
 class DirectoryService(BaseService):
@@ -32,6 +33,7 @@ class DirectoryService(BaseService):
         self._since = 0.0
         self._asked: dict[int, tuple[Session, Message]] = {}
         self._numbers = itertools.count(1)
+        self._told: dict[str, int] = {}
 
     @property
     def ops(self) -> Mapping[int, Handler]:
@@ -40,6 +42,7 @@ class DirectoryService(BaseService):
             m.DIR_ROWS: self._page,
             m.DIR_LOCATE: self._locate,
             m.DIR_ANSWER: self._answer,
+            m.DIR_REPORT: self._report,
         }
 
     def closed(self, session: Session) -> Iterator[None]:
@@ -57,7 +60,8 @@ class DirectoryService(BaseService):
         return None
 
     def stats(self) -> dict[str, int | float]:
-        return {"directory_watched": int(self._watcher is not None), "directory_asks": len(self._asked)}
+        told = {f"transfer_{name}": number for name, number in self._told.items()}
+        return {"directory_watched": int(self._watcher is not None), "directory_asks": len(self._asked), **told}
 
     def _watch(self, session: Session, message: Message) -> None:
         if session.role != "mover":
@@ -82,6 +86,7 @@ class DirectoryService(BaseService):
 
     def _leave(self) -> None:
         self._watcher = None
+        self._told = {}
         for name, pool in self._pools.items():
             pool.table.watch = None
             self._pending[name].clear()
@@ -144,3 +149,12 @@ class DirectoryService(BaseService):
         if asked is None:
             raise BadToken(f"nobody waits for answer {body.id}")
         asked[0].reply(asked[1], body, (message.column(0, "|u1"),))
+
+    def _report(self, session: Session, message: Message) -> None:
+        numbers = message.body(m.DirReport).numbers
+        if session is not self._watcher:
+            raise Refused(f"session {session.id} does not watch the directory", "watch first")
+        if len(numbers) > _MAX_NUMBERS or any(len(name) > _MAX_NUMBERS for name in numbers):
+            raise BadArgument(f"{len(numbers)} counters", f"at most {_MAX_NUMBERS}, with names as short")
+        self._told = numbers
+        session.reply(message)

@@ -97,6 +97,21 @@ def test_a_pull_without_a_source_asks_who_has_it(node):
     assert same(third.get(1, 2, 3), 1, 2, 3)
 
 
+def test_the_manager_shows_what_its_transfer_process_has_done(pair):
+    first, second = pair
+    first.put(1, 2)
+    before = second.client.stats()
+    assert second.transfer.pull(POOL, keys(1, 2), "a").all()
+
+    def moved():
+        now = second.client.stats()
+        return now["transfer_bytes"] - before["transfer_bytes"], now["transfer_pages"] - before["transfer_pages"]
+
+    eventually(moved, (2 * PAGE, 2))
+    assert second.client.stats()["transfer_nodes"] == 1
+    assert second.client.stats()["transfer_checksum_failures"] == 0
+
+
 def test_a_push_makes_the_target_pull(pair):
     first, second = pair
     first.put(1, 2)
