@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("omni_flow.data")
 FIRST_BACKOFF_S: Final = 0.2
 LAST_BACKOFF_S: Final = 30.0
-SHORTCUTS: Final = {"copy": ("{python}", "-m", "omni_flow.data.mover", "{path}")}
+SHORTCUTS: Final = {
+    "copy": ("{python}", "-m", "omni_flow.data.mover", "{path}"),
+    "cuda-copy": ("{python}", "-m", "omni_flow.data.cuda_mover", "{path}"),
+}
 
 
 @dataclass(slots=True, eq=False)
@@ -36,7 +39,8 @@ class Child:
 
 
 class Children(BaseService):
-    """Runs command lines; `{path}` in them is the socket's path, `{python}` this interpreter, `copy` the copy mover.
+    """Runs command lines; `{path}` in them is the socket's path, `{python}` this interpreter, `copy` and
+    `cuda-copy` the copy movers.
 
     A child ends by itself when its connection to the manager ends, so a SIGKILL of the manager leaves none behind.
     """

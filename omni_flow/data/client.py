@@ -17,7 +17,8 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from omni_flow.data.arena import Arena
-from omni_flow.data.errors import BadMessage, CallTimeout, DataError, Disconnected, StaleEpoch
+from omni_flow.data.device_arena import DeviceArena
+from omni_flow.data.errors import BadArgument, BadMessage, CallTimeout, DataError, Disconnected, StaleEpoch
 from omni_flow.data.hostid import host_id
 from omni_flow.data.kv_client import KvCalls
 from omni_flow.data.messages import ArenaInfo, ArenaRef, Hello, Tree, Welcome
@@ -161,6 +162,7 @@ class MemoryManagerClient(KvCalls):
         self._request = 0
         self._closed = False
         self._arenas: dict[tuple[str, bool], Arena] = {}
+        self._device_arenas: dict[tuple[str, bool], DeviceArena] = {}
         self.link: Link
         self.welcome: Welcome
         self.epoch = 0
@@ -217,6 +219,7 @@ class MemoryManagerClient(KvCalls):
         """Register with the server that is there now; nothing is held there and arenas must be mapped again."""
         self.link.close()
         self._arenas.clear()
+        self._device_arenas.clear()
         self._register()
         for hook in self.on_stale:
             hook()
@@ -284,7 +287,8 @@ class MemoryManagerClient(KvCalls):
             return found
         if not isinstance(self.link, UnixLink):
             return self.side_arena(name, write=write)
-        return self._mapped(name, write, self.call(Op.ARENA, self._ref(name, write)))
+        reply = self.call(Op.ARENA, self._ref(name, write))
+        return self._mapped(name, write, reply.body(ArenaInfo), reply.fds[0])
 
     def side_arena(self, name: str, *, write: bool = False) -> Arena:
         """The same over a short connection of its own: for ZMQ, and while calls of an async client run."""
@@ -293,29 +297,45 @@ class MemoryManagerClient(KvCalls):
             return found
         side = UnixLink(self.welcome.path)
         try:
-            side.send(encode(Op.ARENA, 0, 1, 0, self._ref(name, write)))
-            reply = side.receive(self.timeout)
-            if reply is None:
-                raise CallTimeout(f"no descriptor of arena {name} within {self.timeout} s")
-            if reply.flags & ERROR:
-                raise failure_of(reply)
-            return self._mapped(name, write, reply)
+            return self._mapped(name, write, *self._descriptor(side, name, write))
         finally:
             side.close()
-
-    def forget_arena(self, name: str) -> None:
-        """Keep the mappings of an arena no longer; they go with their last views."""
-        self._arenas.pop((name, False), None)
-        self._arenas.pop((name, True), None)
 
     def _ref(self, name: str, write: bool) -> ArenaRef:
         return ArenaRef(name, write, self.welcome.session, self.welcome.secret)
 
-    def _mapped(self, name: str, write: bool, reply: Message) -> Arena:
-        info = reply.body(ArenaInfo)
-        if len(reply.fds) != 1:
-            raise BadMessage(f"arena {name} came with {len(reply.fds)} descriptors")
-        arena = Arena.attach(name, reply.fds[0], info.size, write=write, page_size=info.page_size)
+    def device_arena(self, name: str, *, write: bool = False) -> DeviceArena:
+        """Map an arena that lies on a GPU, in this process's primary context there, once per name and mode."""
+        found = self._device_arenas.get((name, write))
+        if found is not None:
+            return found
+        side = UnixLink(self.welcome.path)
+        try:
+            info, fd = self._descriptor(side, name, write)
+        finally:
+            side.close()
+        if info.kind != DeviceArena.kind:
+            os.close(fd)
+            raise BadArgument(f"arena {name} lies in CPU memory", "use arena()")
+        arena = DeviceArena.attach(name, fd, info.size, write=write, device=info.device)
+        arena.close()
+        self._device_arenas[name, write] = arena
+        return arena
+
+    def _descriptor(self, side: UnixLink, name: str, write: bool) -> tuple[ArenaInfo, int]:
+        side.send(encode(Op.ARENA, 0, 1, 0, self._ref(name, write)))
+        reply = side.receive(self.timeout)
+        if reply is None:
+            raise CallTimeout(f"no descriptor of arena {name} within {self.timeout} s")
+        if reply.flags & ERROR:
+            raise failure_of(reply)
+        return reply.body(ArenaInfo), reply.fds[0]
+
+    def _mapped(self, name: str, write: bool, info: ArenaInfo, fd: int) -> Arena:
+        if info.kind != Arena.kind:
+            os.close(fd)
+            raise BadArgument(f"arena {name} lies on device {info.device}", "use device_arena()")
+        arena = Arena.attach(name, fd, info.size, write=write, page_size=info.page_size)
         arena.close()
         self._arenas[name, write] = arena
         return arena

@@ -52,7 +52,7 @@ class Fetches:
     """All fetches, pulls, pushes and prefetches under way.
 
     Args:
-        mover: the mover for a kind of job, None if there is none.
+        mover: the mover for a kind of job in a pool, None if there is none.
         send: hands a planned job to a mover.
         prefetch_bytes: bound on what prefetches may have under way.
     """
@@ -61,7 +61,7 @@ class Fetches:
         self,
         kv: KvService,
         jobs: Mapping[str, PoolJobs],
-        mover: Callable[[str], Session | None],
+        mover: Callable[[str, str], Session | None],
         send: Callable[[Work, Session, float], None],
         numbers: Iterator[int],
         prefetch_bytes: int,
@@ -115,7 +115,7 @@ class Fetches:
         """Start bringing keys that are in L3 only into L2, within the byte budget; nobody waits for it."""
         under = sum(len(f.keys) * self._pools[f.pool].spec.page_bytes for f in self.fetches if f.message is None)
         room = (self.prefetch_bytes - under) // self._pools[pool].spec.page_bytes
-        if room <= 0 or self._mover("load") is None:
+        if room <= 0 or self._mover("load", pool) is None:
             return
         distinct = np.unique(keys[:room].view("V32").ravel(), return_index=True)[1]
         chosen = keys[np.sort(distinct)].copy()
@@ -158,7 +158,7 @@ class Fetches:
     def _run(self, fetch: Fetch, at: NDArray[np.int64], kind: str, plan: Plan, now: float) -> None:
         """Plan jobs for the keys at positions `at` as far as staging room and movers go."""
         while len(at):
-            mover = self._mover(kind)
+            mover = self._mover(kind, fetch.pool)
             if mover is None:
                 raise NoMover(f"no mover for {kind}", "run the memory manager with its movers")
             batch = at[:BATCH]

@@ -23,7 +23,7 @@ log = logging.getLogger("omni_flow.data")
 U8 = NDArray[np.uint8]
 DEADLINE_S: Final = 30.0
 GRACE_S: Final = 10.0
-KINDS: Final = ("copy", "store", "load", "pull", "push")
+KINDS: Final = ("copy", "cuda-copy", "store", "load", "pull", "push")
 _SLICE_ROWS: Final = 4096
 
 
@@ -69,7 +69,10 @@ class JobService(BaseService):
         self._load[session.id] = 0
         self._fetches.dirty = True
 
-    def _mover(self, kind: str) -> Session | None:
+    def _mover(self, kind: str, pool: str) -> Session | None:
+        """The least loaded mover for a kind of job in a pool."""
+        if kind == "copy" and self._kv.pools[pool].spec.l1_device >= 0:
+            kind = "cuda-copy"
         able = [session for session in self._movers.values() if kind in session.kinds and not session.closed]
         return min(able, key=lambda session: self._load[session.id], default=None)
 
@@ -106,7 +109,7 @@ class JobService(BaseService):
         def demote(bit: int, slots: NDArray[np.uint32], now: float) -> int:
             planned = 0
             while planned < len(slots):
-                mover = self._mover("copy" if bit == L1 else "store")
+                mover = self._mover("copy" if bit == L1 else "store", name)
                 if mover is None:
                     break
                 number = next(self._numbers)
@@ -128,7 +131,7 @@ class JobService(BaseService):
             raise BadArgument(f"job of kind {body.kind!r}", "fetch, pull or push")
         if body.tier not in (L1, L2) or not pool.table.tier(body.tier).capacity:
             raise BadArgument(f"pool {body.pool} has no {TIER_NAMES.get(body.tier, body.tier)}", "name another tier")
-        if body.kind != "fetch" and self._mover(body.kind) is None:
+        if body.kind != "fetch" and self._mover(body.kind, body.pool) is None:
             raise NoMover(f"no mover for {body.kind}", "run the memory manager with a transfer process")
         if not pool.staging[L2 if pool.table.l2.capacity else L1].limit:
             raise BadArgument(f"pool {body.pool} has no staging slots", "set staging in its spec")
@@ -222,7 +225,7 @@ class JobService(BaseService):
         self._fetches.dirty = True
         if "store" in session.kinds or "load" in session.kinds:
             for name, jobs in self.jobs.items():
-                if self._mover("load") is None:
+                if self._mover("load", name) is None:
                     self._switch(name, False, "its mover ended")
                     for start in range(0, jobs.pool.table.capacity, _SLICE_ROWS):
                         jobs.forget_l3(start, _SLICE_ROWS)
@@ -260,7 +263,12 @@ class JobService(BaseService):
         """Move pages down when a tier has passed its high watermark."""
         pool = self._kv.pools[name]
         over = pool.over(bit) - pool.demoting(bit)
-        if over > 0 and pool.spec.demote and not pool.demoting(bit) and self._mover("copy" if bit == L1 else "store"):
+        if (
+            over > 0
+            and pool.spec.demote
+            and not pool.demoting(bit)
+            and self._mover("copy" if bit == L1 else "store", name)
+        ):
             pool.lower(bit, min(over, 4 * BATCH), now)
 
     def stats(self) -> dict[str, int | float]:

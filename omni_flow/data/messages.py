@@ -37,6 +37,8 @@ class PoolInfo(msgspec.Struct, array_like=True):
     l1_pages: int
     l2_pages: int
     l3: bool
+    l1_device: int = -1
+    planes: int = 1
 
 
 class Welcome(msgspec.Struct, array_like=True):
@@ -65,6 +67,7 @@ class ArenaInfo(msgspec.Struct, array_like=True):
     size: int
     kind: str
     page_size: int
+    device: int = -1
 
 
 class Reserve(msgspec.Struct, array_like=True):

@@ -20,6 +20,7 @@ from typing import Final, Protocol
 import msgspec
 
 from omni_flow.data.arena import Arena
+from omni_flow.data.device_arena import DeviceArena
 from omni_flow.data.errors import (
     BadMessage,
     DataError,
@@ -115,7 +116,7 @@ class Server:
         self.config = config
         self.epoch = int.from_bytes(os.urandom(8), "little") >> 1 | 1
         self.poll = select.epoll()
-        self.arenas: dict[str, Arena] = {}
+        self.arenas: dict[str, Arena | DeviceArena] = {}
         self.own_arenas: set[str] = set()
         self.read_only_arenas: set[str] = set()
         self.arena_of: dict[str, Callable[[Session, str], ArenaFile]] = {}
@@ -157,7 +158,10 @@ class Server:
         config = self.config
         for pool in config.pools:
             for tier, pages in (("l1", pool.l1_pages), ("l2", pool.l2_pages)):
-                if pages:
+                if pages and tier == "l1" and pool.l1_device >= 0:
+                    size = pages * pool.page_bytes
+                    self.arenas[f"{pool.name}/l1"] = DeviceArena.create(f"{pool.name}/l1", size, pool.l1_device)
+                elif pages:
                     self._make(f"{pool.name}/{tier}", pages * pool.page_bytes)
         if config.temp_bytes:
             self._make("temp", config.temp_bytes + config.temp_large_bytes)
@@ -364,7 +368,10 @@ class Server:
         if self.zmq is not None and session.uid < 0:
             self.zmq.tie(session, hello.pid, hello.host == host_id())
         node = self.config.node or os.uname().nodename[:32]
-        pools = tuple(PoolInfo(p.name, p.page_bytes, p.l1_pages, p.l2_pages, p.l3_pages > 0) for p in self.config.pools)
+        pools = tuple(
+            PoolInfo(p.name, p.page_bytes, p.l1_pages, p.l2_pages, p.l3_pages > 0, p.l1_device, p.planes)
+            for p in self.config.pools
+        )
         welcome = Welcome(
             session.id,
             self.epoch,
@@ -397,7 +404,8 @@ class Server:
             arena = make(owner, ref.name)
         if ref.write and (owner.read_only or ref.name in self.read_only_arenas) and ref.name not in self.own_arenas:
             raise Refused(f"session {owner.id} may only read {ref.name}", "map it without write")
-        info = ArenaInfo(ref.name, arena.size, arena.kind, arena.page_size)
+        device = arena.device if isinstance(arena, DeviceArena) else -1
+        info = ArenaInfo(ref.name, arena.size, arena.kind, arena.page_size, device)
         if ref.write:
             session.reply(message, info, fds=(arena.fd,))
             return

@@ -1,0 +1,208 @@
+"""The few calls of the CUDA driver the data plane needs, by ctypes: no CUDA package, no context unless asked for.
+
+Virtual memory management (`cuMemCreate`, export, import, map) as in the CUDA Driver API, section "Virtual Memory
+Management". A process that only creates and exports memory has no context: it costs the device about 4 MiB.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+import functools
+from typing import Any, Final
+
+from omni_flow.data.errors import OutOfMemory, SystemRefusal
+
+READ: Final = 1
+READ_WRITE: Final = 3
+_PINNED: Final = 1
+_DEVICE: Final = 1
+_POSIX_FD: Final = 1
+_HOST: Final = 1
+_ON_DEVICE: Final = 2
+MAX_PITCH: Final = (1 << 31) - 1
+
+
+class _Location(c.Structure):
+    _fields_ = (("type", c.c_int), ("id", c.c_int))
+
+
+class _Flags(c.Structure):
+    _fields_ = (
+        ("compression", c.c_ubyte),
+        ("rdma", c.c_ubyte),
+        ("usage", c.c_ushort),
+        ("reserved", c.c_ubyte * 4),
+    )
+
+
+class _Prop(c.Structure):
+    _fields_ = (
+        ("type", c.c_int),
+        ("handles", c.c_int),
+        ("location", _Location),
+        ("win32", c.c_void_p),
+        ("flags", _Flags),
+    )
+
+
+class _Access(c.Structure):
+    _fields_ = (("location", _Location), ("flags", c.c_int))
+
+
+class _Copy2D(c.Structure):
+    _fields_ = (
+        ("src_x", c.c_size_t),
+        ("src_y", c.c_size_t),
+        ("src_type", c.c_int),
+        ("src_host", c.c_void_p),
+        ("src_device", c.c_uint64),
+        ("src_array", c.c_void_p),
+        ("src_pitch", c.c_size_t),
+        ("dst_x", c.c_size_t),
+        ("dst_y", c.c_size_t),
+        ("dst_type", c.c_int),
+        ("dst_host", c.c_void_p),
+        ("dst_device", c.c_uint64),
+        ("dst_array", c.c_void_p),
+        ("dst_pitch", c.c_size_t),
+        ("width", c.c_size_t),
+        ("height", c.c_size_t),
+    )
+
+
+@functools.cache
+def _driver() -> c.CDLL:
+    try:
+        library = c.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise SystemRefusal(f"no CUDA driver: {error}", "device arenas need an NVIDIA driver") from error
+    _ck(library.cuInit(0), "cuInit", library)
+    return library
+
+
+def _ck(code: int, what: str, library: c.CDLL | None = None) -> None:
+    if not code:
+        return
+    library = library or _driver()
+    name = c.c_char_p()
+    library.cuGetErrorName(code, c.byref(name))
+    text = f"{what}: {(name.value or b'unknown').decode()} ({code})"
+    if code == 2:
+        raise OutOfMemory(text, "lower the size of the device arena")
+    raise SystemRefusal(text, "see the CUDA driver's documentation")
+
+
+def _call(name: str, *arguments: Any) -> None:
+    _ck(getattr(_driver(), name)(*arguments), name)
+
+
+def _prop(device: int) -> _Prop:
+    prop = _Prop()
+    prop.type, prop.handles = _PINNED, _POSIX_FD
+    prop.location.type, prop.location.id = _DEVICE, device
+    return prop
+
+
+def available() -> bool:
+    """Whether there is a driver with at least one device."""
+    try:
+        count = c.c_int()
+        _call("cuDeviceGetCount", c.byref(count))
+    except SystemRefusal:
+        return False
+    return count.value > 0
+
+
+def granularity(device: int) -> int:
+    """Sizes of allocations are multiples of this."""
+    size = c.c_size_t()
+    prop = _prop(device)
+    _call("cuMemGetAllocationGranularity", c.byref(size), c.byref(prop), c.c_int(0))
+    return size.value
+
+
+def create(size: int, device: int) -> int:
+    """Device memory as a file descriptor; the descriptor alone keeps it. Needs no context."""
+    handle, fd = c.c_uint64(), c.c_int()
+    prop = _prop(device)
+    _call("cuMemCreate", c.byref(handle), c.c_size_t(size), c.byref(prop), c.c_uint64(0))
+    try:
+        _call("cuMemExportToShareableHandle", c.byref(fd), handle, c.c_int(_POSIX_FD), c.c_uint64(0))
+    finally:
+        _call("cuMemRelease", handle)
+    return fd.value
+
+
+def use(device: int) -> None:
+    """Make the primary context of a device current in this thread (shared with torch and other runtimes)."""
+    number, context = c.c_int(), c.c_void_p()
+    _call("cuDeviceGet", c.byref(number), c.c_int(device))
+    _call("cuDevicePrimaryCtxRetain", c.byref(context), number)
+    _call("cuCtxSetCurrent", context)
+
+
+def map_fd(fd: int, size: int, device: int, write: bool) -> int:
+    """Map exported memory into this process; returns its device address. Needs a context."""
+    handle, pointer = c.c_uint64(), c.c_uint64()
+    _call("cuMemImportFromShareableHandle", c.byref(handle), c.c_void_p(fd), c.c_int(_POSIX_FD))
+    try:
+        _call("cuMemAddressReserve", c.byref(pointer), c.c_size_t(size), c.c_size_t(0), c.c_uint64(0), c.c_uint64(0))
+        _call("cuMemMap", pointer, c.c_size_t(size), c.c_size_t(0), handle, c.c_uint64(0))
+    finally:
+        _call("cuMemRelease", handle)
+    access = _Access()
+    access.location.type, access.location.id = _DEVICE, device
+    access.flags = READ_WRITE if write else READ
+    _call("cuMemSetAccess", pointer, c.c_size_t(size), c.byref(access), c.c_size_t(1))
+    return pointer.value
+
+
+def unmap(pointer: int, size: int) -> None:
+    """Undo `map_fd`."""
+    _call("cuMemUnmap", c.c_uint64(pointer), c.c_size_t(size))
+    _call("cuMemAddressFree", c.c_uint64(pointer), c.c_size_t(size))
+
+
+def register_host(address: int, size: int) -> int:
+    """`cuMemHostRegister` of memory of this process: the hook of `Arena.pin_for_cuda`. Returns the driver's code."""
+    return int(_driver().cuMemHostRegister_v2(c.c_void_p(address), c.c_size_t(size), c.c_uint(1)))
+
+
+def unregister_host(address: int) -> None:
+    """Undo `register_host`; before the memory is unmapped."""
+    _call("cuMemHostUnregister", c.c_void_p(address))
+
+
+class Stream:
+    """A stream of copies between pinned host memory and the device."""
+
+    def __init__(self) -> None:
+        self._stream = c.c_void_p()
+        _call("cuStreamCreate", c.byref(self._stream), c.c_uint(1))
+
+    def to_host(self, host: int, device: int, size: int) -> None:
+        _call("cuMemcpyDtoHAsync_v2", c.c_void_p(host), c.c_uint64(device), c.c_size_t(size), self._stream)
+
+    def to_device(self, device: int, host: int, size: int) -> None:
+        _call("cuMemcpyHtoDAsync_v2", c.c_uint64(device), c.c_void_p(host), c.c_size_t(size), self._stream)
+
+    def pieces(self, host: int, device: int, stride: int, piece: int, count: int, to_host: bool) -> None:
+        """Copy `count` pieces that lie `stride` bytes apart on the device and side by side on the host."""
+        if count == 1 or stride > MAX_PITCH:
+            for i in range(count):
+                if to_host:
+                    self.to_host(host + i * piece, device + i * stride, piece)
+                else:
+                    self.to_device(device + i * stride, host + i * piece, piece)
+            return
+        copy = _Copy2D(width=piece, height=count)
+        copy.src_type, copy.dst_type = (_ON_DEVICE, _HOST) if to_host else (_HOST, _ON_DEVICE)
+        if to_host:
+            copy.src_device, copy.src_pitch, copy.dst_host, copy.dst_pitch = device, stride, host, piece
+        else:
+            copy.src_host, copy.src_pitch, copy.dst_device, copy.dst_pitch = host, piece, device, stride
+        _call("cuMemcpy2DAsync_v2", c.byref(copy), self._stream)
+
+    def wait(self) -> None:
+        """Until all copies so far are done."""
+        _call("cuStreamSynchronize", self._stream)

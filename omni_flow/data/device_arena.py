@@ -1,0 +1,101 @@
+"""Arenas on a GPU: created and exported by the manager without a CUDA context, mapped by engines and movers."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from omni_flow.data import cuda
+from omni_flow.data.errors import BadArgument
+
+if TYPE_CHECKING:
+    import torch
+
+
+class _Bytes:
+    """A range of device memory for whoever understands `__cuda_array_interface__`; keeps its arena alive."""
+
+    def __init__(self, arena: DeviceArena, pointer: int, size: int) -> None:
+        self._arena = arena
+        self.__cuda_array_interface__ = {
+            "version": 3,
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (pointer, False),
+        }
+
+
+class DeviceArena:
+    """Device memory behind a file descriptor. The manager only holds it; `attach` maps it where it is used.
+
+    A mapping without write access is enforced by the device: a kernel that writes there fails.
+    """
+
+    kind = "cuda-vmm"
+
+    def __init__(self, name: str, fd: int, size: int, device: int) -> None:
+        self.name = name
+        self.fd = fd
+        self.size = size
+        self.device = device
+        self.page_size = cuda.granularity(device)
+        self.writable = False
+        self.device_ptr = 0
+
+    @classmethod
+    def create(cls, name: str, size: int, device: int) -> DeviceArena:
+        """Make an arena of at least `size` bytes on a device; makes no context.
+
+        Raises:
+            OutOfMemory: the device does not have that much.
+            SystemRefusal: there is no CUDA driver.
+        """
+        grain = cuda.granularity(device)
+        size = (size + grain - 1) // grain * grain
+        return cls(name, cuda.create(size, device), size, device)
+
+    @classmethod
+    def attach(cls, name: str, fd: int, size: int, *, write: bool, device: int) -> DeviceArena:
+        """Map an arena that came as a descriptor, in the primary context of the device; takes over the descriptor."""
+        cuda.use(device)
+        arena = cls(name, fd, size, device)
+        arena.device_ptr = cuda.map_fd(fd, size, device, write)
+        arena.writable = write
+        return arena
+
+    def reader_fd(self) -> int:
+        """A descriptor for a reader. The mapping, not the descriptor, decides about writing on a device."""
+        return os.dup(self.fd)
+
+    def _check(self, offset: int, length: int) -> None:
+        if not self.device_ptr:
+            raise BadArgument(f"arena {self.name} is not mapped in this process", "attach it")
+        if offset < 0 or length < 0 or offset + length > self.size:
+            raise BadArgument(f"{length} bytes at {offset} of arena {self.name} ({self.size} bytes)")
+
+    def bytes_at(self, offset: int, length: int) -> Any:
+        """An object with `__cuda_array_interface__` over a range."""
+        self._check(offset, length)
+        return _Bytes(self, self.device_ptr + offset, length)
+
+    def torch(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor over the arena (no copy); DLPack by way of it."""
+        import math
+
+        import torch
+
+        length = math.prod(shape) * dtype.itemsize
+        flat = torch.as_tensor(self.bytes_at(offset, length), device=f"cuda:{self.device}")
+        return flat.view(dtype).reshape(shape)
+
+    def unmap(self) -> None:
+        """Take the mapping away; nothing may use it any more."""
+        if self.device_ptr:
+            cuda.unmap(self.device_ptr, self.size)
+            self.device_ptr = 0
+
+    def close(self) -> None:
+        """Give the descriptor back; the memory goes with the last descriptor and mapping."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
