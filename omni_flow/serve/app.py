@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import omni_flow
-from omni_flow.serve import chat, health, native, sessions_api
+from omni_flow.serve import audio, chat, completions, health, images, native, sessions_api
 from omni_flow.serve.errors import ApiError, of_validation
 from omni_flow.serve.guard import Guard
 from omni_flow.serve.http import Json
@@ -53,7 +53,15 @@ def make_app(served: Sequence[Served], settings: Settings | None = None, keys: I
     return app
 
 
-PARTS = (health.router, native.router, sessions_api.router, chat.router)
+PARTS = (
+    health.router,
+    native.router,
+    sessions_api.router,
+    chat.router,
+    completions.router,
+    audio.router,
+    images.router,
+)
 
 
 async def _api_error(request: Request, error: Exception) -> Response:

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter
-from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,6 +17,7 @@ from omni_flow.control.request import Outcome
 from omni_flow.control.runtime.errors import RequestFailed
 from omni_flow.refs import ABSENT
 from omni_flow.serve.errors import ApiError, bad, of_outcome, of_validation
+from omni_flow.serve.forms import read_form
 from omni_flow.serve.http import EventStream, Json, call_of, encode, faults, json_body, named_event, while_connected
 from omni_flow.serve.media.service import Upload
 from omni_flow.serve.running import Running, span_object
@@ -52,27 +52,15 @@ def read_submission(body: Any) -> Submission:
 
 async def multipart_submission(request: Request, most: int) -> Submission:
     """A multipart body: the part `request` is JSON as above, every other part is the input of its name."""
+    form = await read_form(request, most)
     body: dict[str, Any] = {}
-    inputs: dict[str, Any] = {}
-    async with request.form(max_files=64, max_fields=64, max_part_size=most) as form:
-        for name, part in form.multi_items():
-            if isinstance(part, UploadFile):
-                value: Any = Upload(await part.read(), part.filename or "", part.content_type or "")
-            else:
-                value = part
-            if name == "request":
-                text = value.data if isinstance(value, Upload) else value
-                try:
-                    body = msgspec.json.decode(text)
-                except msgspec.DecodeError as error:
-                    raise bad(f"no JSON: {error}", "request", "invalid_json") from error
-            elif name in inputs:
-                several = inputs[name] if isinstance(inputs[name], list) else [inputs[name]]
-                inputs[name] = [*several, value]
-            else:
-                inputs[name] = value
+    for part in form.pop("request", []):
+        try:
+            body = msgspec.json.decode(part.data if isinstance(part, Upload) else part)
+        except msgspec.DecodeError as error:
+            raise bad(f"no JSON: {error}", "request", "invalid_json") from error
     found = read_submission(body)
-    found.inputs = {**found.inputs, **inputs}
+    found.inputs = {**found.inputs, **{name: v if len(v) > 1 else v[0] for name, v in form.items()}}
     return found
 
 

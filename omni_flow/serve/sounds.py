@@ -37,7 +37,8 @@ class SoundStream:
     """Takes samples at `rate` and gives the bytes of one file in pieces. `whole`: its header may wait for the end."""
 
     def __init__(self, form: str, rate: int, whole: bool = False) -> None:
-        self._form, self._whole = form, whole
+        # The head of FLAC holds the length, and readers stumble over one that does not say it.
+        self._form, self._whole = form, whole or form == "flac"
         target = PCM_RATE if form in ("pcm", "pcm16", "opus") else rate
         self._resample: Any = None
         if target != rate:
