@@ -6,7 +6,8 @@ first, then:
     format.py     bytes on disk                       config.py     what a tier is told and tells
     recovery.py   reading a directory back            opening.py    from files to a tier that serves
     segments.py   room in segments (pure)             table.py      what is known of each record (pure)
-    keeper.py     sealing, reclaim, probing           batch.py      I/Os with deadlines
+    keeper.py     sealing, reclaim, probing           carry.py      what reclaim carries over
+    batch.py      I/Os with deadlines
     breaker.py    turning a sick disk off (pure)      directory.py  lock, epoch, file names
     io.py         the seam to the disk                core.py       state under one lock, I/O on records
 """

@@ -1,4 +1,4 @@
-"""The keeper: one thread that seals full segments, makes room for the next, and probes a sick disk."""
+"""The keeper: seals full segments, makes room for the next, and probes a sick disk, all behind the writers' backs."""
 
 import errno
 import threading
@@ -6,74 +6,89 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
+from omni_flow.data.ssd.carry import Carrier
 from omni_flow.data.ssd.core import Core
-from omni_flow.data.ssd.format import BLOCK, blocks_of, footer_blocks
-from omni_flow.data.ssd.io import aligned_buffer
+from omni_flow.data.ssd.format import BLOCK, footer_blocks
 from omni_flow.data.ssd.opening import write_sealed
-from omni_flow.data.ssd.segments import RUN_BYTES, RUN_RECORDS, Extent, Segment, State
-from omni_flow.data.ssd.table import Rows, Spot
+from omni_flow.data.ssd.segments import Segment, State
 
-Blocks = npt.NDArray[np.uint32]
+Step = Callable[[], None]
 
 
 class Keeper:
-    """Runs until `close`; every wait of it ends with a notification of the core's lock or with a probe's time."""
+    """Two threads: one seals, which waits for the disk's own cache, the other makes room, which writers wait for.
+
+    Every wait ends with a notification of the core's lock or with a probe's time.
+    """
 
     def __init__(self, core: Core) -> None:
         self._core = core
+        self._carrier = Carrier(core)
         self._closing = False
         self._spare_failed = False
-        self.busy_since: float | None = None
-        self._thread = threading.Thread(target=self._loop, name="ssd-keeper", daemon=True)
-        self._thread.start()
+        self._busy: dict[str, float] = {}
+        roles = {"seal": self._next_seal, "room": self._next_room}
+        self._threads = [
+            threading.Thread(target=self._loop, args=(role, step), name=f"ssd-{role}", daemon=True)
+            for role, step in roles.items()
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def close(self, timeout: float) -> bool:
-        """Ends the thread once nothing is left to seal; returns False if it is still busy after `timeout` seconds."""
+        """Ends the threads once nothing is left to seal; returns False if one is still busy after `timeout` seconds."""
         with self._core.lock:
             self._closing = True
             self._core.lock.notify_all()
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
+        for thread in self._threads:
+            thread.join(timeout)
+        return self._carrier.stop(timeout) and not any(thread.is_alive() for thread in self._threads)
 
     def idle(self) -> bool:
         """Whether the tier is on and nothing is to be done. Needs the lock."""
-        return self._core.breaker.closed and self.busy_since is None and self._next_step() is None
+        todo = not self._core.breaker.closed or self._busy or self._next_seal() or self._next_room()
+        return not todo
 
-    def _loop(self) -> None:
+    def busy_since(self) -> float | None:
+        """When the oldest step that is running began. Needs the lock."""
+        return min(self._busy.values(), default=None)
+
+    def _loop(self, role: str, next_step: Callable[[], Step | None]) -> None:
         core = self._core
         while True:
             with core.lock:
-                self.busy_since = None
-                while (step := self._next_step()) is None:
-                    core.lock.notify_all()
+                while (step := next_step()) is None:
                     if self._closing:
                         return
-                    core.lock.wait(core.breaker.until_probe(core.clock()))
-                self.busy_since = core.clock()
-                core.lock.notify_all()
+                    core.lock.wait(core.breaker.until_probe(core.clock()) if role == "room" else None)
+                self._busy[role] = core.clock()
             try:
                 step()
             except OSError as error:
                 core.io_failed("write", error)
+            with core.lock:
+                del self._busy[role]
+                core.lock.notify_all()
 
-    def _next_step(self) -> Callable[[], None] | None:
+    def _next_seal(self) -> Step | None:
+        for segment in self._core.segments.by_slot.values():
+            if segment.state is State.SEALING and not segment.writers:
+                return partial(self._seal, segment)
+        return None
+
+    def _next_room(self) -> Step | None:
         core = self._core
-        if (wait := core.breaker.until_probe(core.clock())) is not None and wait <= 0 and not self._closing:
+        if self._closing:
+            return None
+        if (wait := core.breaker.until_probe(core.clock())) is not None and wait <= 0:
             core.breaker.probing()
             return self._probe
-        wanted = not self._closing and core.breaker.closed and core.segments.wants_spare()
-        more = wanted and self._can_make_room()
+        wanted = core.breaker.closed and core.segments.wants_spare()
+        possible = wanted and self._can_make_room()
         sealing = any(segment.state is State.SEALING for segment in core.segments.by_slot.values())
-        core.segments.cornered = wanted and not more and not sealing
-        if more and not core.segments.spares:
-            # Writers wait for it; sealing, which waits for the disk, can come later.
-            return self._make_spare
-        for segment in core.segments.by_slot.values():
-            if segment.state is State.SEALING and not segment.writers:
-                return partial(self.seal, segment)
-        return self._make_spare if more else None
+        core.segments.cornered = wanted and not possible and not sealing
+        return self._make_spare if possible else None
 
     def _probe(self) -> None:
         core = self._core
@@ -86,23 +101,25 @@ class Keeper:
             core.breaker.probed(failure, core.clock())
         core.tell_state()
 
-    def seal(self, segment: Segment) -> None:
-        """Writes the footer and gives the file its final name. On OSError its records stay readable until a
-        restart,
-        which reads them by their headers."""
+    def _seal(self, segment: Segment) -> None:
+        """Writes the footer and gives the file its final name. On OSError the records stay readable, and a restart
+        finds them by their headers."""
         core = self._core
-        with core.lock:
-            segment.state = State.SEALED
-            rows = core.table.rows_in(segment.slot)
-            entries = core.table.entries(rows)
-            used, entries["kind"] = np.unique(entries["kind"], return_inverse=True)
-            kinds = [core.kinds[number] for number in used.tolist()]
-        start = segment.blocks - footer_blocks(len(entries), len(kinds))
-        write_sealed(core, segment.fd, segment.ident, kinds, entries, start)
-        core.io.fdatasync(segment.fd)
-        path = core.directory.name(segment.ident, sealed=True)
-        core.io.rename(segment.path, path)
-        segment.path = path
+        try:
+            with core.lock:
+                entries = core.table.entries(core.table.rows_in(segment.slot))
+                used, entries["kind"] = np.unique(entries["kind"], return_inverse=True)
+                kinds = [core.kinds[number] for number in used.tolist()]
+            start = segment.blocks - footer_blocks(len(entries), len(kinds))
+            write_sealed(core, segment.fd, segment.ident, kinds, entries, start)
+            core.io.fdatasync(segment.fd)
+            path = core.directory.name(segment.ident, sealed=True)
+            core.io.rename(segment.path, path)
+            segment.path = path
+        finally:
+            # Only now may reclaim have the file.
+            with core.lock:
+                segment.state = State.SEALED
 
     def _can_make_room(self) -> bool:
         segments = self._core.segments
@@ -143,7 +160,7 @@ class Keeper:
         """Carries over what is in use, drops the rest, and makes the file the spare one (or deletes it)."""
         core = self._core
         if segment.state is State.SEALED:
-            self._carry_over(segment)
+            self._carrier.carry_over(segment)
             with core.lock:
                 segment.state = State.LEAVING
                 rows = core.table.rows_in(segment.slot)
@@ -154,8 +171,7 @@ class Keeper:
             if len(rows):
                 core.config.on_change("dropped", keys, places, places)
         with core.lock:
-            # Reads that began earlier must not see the file's next use. Waiting longer than an I/O may take
-            # is in vain.
+            # Reads that began earlier must not see the file's next use. Waiting longer than an I/O may take is in vain.
             core.lock.wait_for(lambda: not segment.readers, core.config.io_deadline_s)
             if segment.readers:
                 return
@@ -173,84 +189,3 @@ class Keeper:
         with core.lock:
             core.segments.remove(segment)
             core.segments.add(ident, segment.fd, path, segment.blocks, State.SPARE)
-
-    def _carry_over(self, segment: Segment) -> None:
-        """Appends the records of a leaving segment that were read since they were written, most read first,
-        within the
-        budget that the write amplification leaves."""
-        core = self._core
-        with core.lock:
-            rows = core.table.rows_in(segment.slot)
-            rows = rows[core.table.hits[rows] > 0]
-            rows = rows[np.argsort(-core.table.hits[rows].astype(np.int16), kind="stable")]
-            sizes = np.cumsum([blocks_of(int(length)) * BLOCK for length in core.table.length[rows].tolist()])
-            rows = rows[: int(np.searchsorted(sizes, core.move_budget, side="right"))] if len(rows) else rows
-            rows = rows[np.argsort(core.table.block[rows])]
-            spot, kinds, keys = core.table.spot(rows), core.table.kind[rows], core.table.keys[rows]
-        at = 0
-        while at < len(rows):
-            end, payload = at, 0
-            while (
-                end < len(rows)
-                and end - at < RUN_RECORDS
-                and kinds[end] == kinds[at]
-                and (end == at or payload + int(spot.length[end]) <= RUN_BYTES)
-            ):
-                payload += int(spot.length[end])
-                end += 1
-            part = slice(at, end)
-            if not self._carry(segment, rows[part], spot[part], int(kinds[at]), [key.tobytes() for key in keys[part]]):
-                return
-            at = end
-
-    def _carry(self, segment: Segment, rows: Rows, spot: Spot, kind: int, keys: list[bytes]) -> bool:
-        """Carries one run over; False when there is no room for it."""
-        core = self._core
-        lengths = spot.length.tolist()
-        buffer = aligned_buffer(sum((blocks_of(length) - 1) * BLOCK for length in lengths))
-        payloads, start = [], 0
-        for length in lengths:
-            payloads.append(buffer[start : start + length])
-            start += (blocks_of(length) - 1) * BLOCK
-        good: list[int] = []
-        for run in spot.runs(RUN_BYTES, RUN_RECORDS):
-            sound = core.read_records(segment, spot[run], payloads[run])
-            good += [run.start + i for i, ok in enumerate(sound) if ok]
-        done = 0
-        while done < len(good):
-            with core.lock:
-                extent = core.segments.allocate_carried([lengths[i] for i in good[done:]], kind)
-            if extent is None:
-                return False
-            chosen = good[done : done + extent.count]
-            done += extent.count
-            try:
-                core.write_records(extent, core.kinds[kind], [keys[i] for i in chosen], [payloads[i] for i in chosen])
-            except OSError:
-                with core.lock:
-                    extent.segment.damaged = True
-                    extent.segment.writers -= 2
-                raise
-            self._publish(extent, rows[chosen], spot.block[chosen], [lengths[i] for i in chosen], segment.slot)
-        return True
-
-    def _publish(self, extent: Extent, rows: Rows, old_blocks: Blocks, lengths: list[int], slot: int) -> None:
-        core = self._core
-        sizes = np.array([blocks_of(length) for length in lengths])
-        blocks = (extent.block + np.cumsum(sizes) - sizes).astype(np.uint32)
-        with core.lock:
-            # A record that was dropped meanwhile is not brought back.
-            same = (core.table.slot[rows] == slot) & (core.table.block[rows] == old_blocks)
-            rows, blocks = rows[same], blocks[same]
-            old = core.places(core.table.slot[rows], core.table.block[rows])
-            core.table.move(rows, extent.segment.slot, blocks)
-            new = core.places(core.table.slot[rows], core.table.block[rows])
-            keys = core.table.keys[rows]
-            extent.segment.writers -= 2
-            written = int(sizes.sum()) * BLOCK
-            core.move_budget -= written
-            core.counters.moved_bytes += written
-            core.counters.moved_records += len(rows)
-            core.lock.notify_all()
-        if len(rows):
-            core.config.on_change("moved", keys, old, new)

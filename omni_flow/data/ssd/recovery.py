@@ -137,7 +137,9 @@ def newest(found: list[Found]) -> list[Entries]:
         return []
     sizes = [len(item.entries) for item in found]
     # Keys are digests: only those that share their first word can be equal, and mostly none do.
-    word = np.concatenate([np.ascontiguousarray(item.entries["key"][:, :8]) for item in found]).view(np.uint64).ravel()
+    heads = np.concatenate([item.entries["key"][:, :8] for item in found])
+    # Concatenation keeps the strides of arrays with a single row.
+    word = np.ascontiguousarray(heads).view(np.uint64).ravel()
     ordered = np.sort(word)
     shared = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
     keep = np.ones(len(word), np.bool_)

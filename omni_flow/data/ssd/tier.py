@@ -171,7 +171,7 @@ class SsdTier:
                         core.lock.notify_all()
                     return extent
                 now = core.clock()
-                busy = self._keeper.busy_since
+                busy = self._keeper.busy_since()
                 if now >= limit:
                     if busy is not None and now - busy >= core.config.io_deadline_s:
                         core.counters.stalls += 1
