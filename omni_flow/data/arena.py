@@ -7,6 +7,7 @@ tensor is asked for.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -14,6 +15,7 @@ import mmap
 import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 HUGE: Final = 2 << 20
 _POPULATE_READ: Final = 22
 _POPULATE_WRITE: Final = 23
-_STEP: Final = 64 << 20
+_STEP: Final = 16 << 20
 
 
 def available_bytes() -> int:
@@ -100,7 +102,7 @@ class Arena:
         if populate == "now":
             arena.populate()
         elif populate == "background":
-            threading.Thread(target=arena.populate, name=f"populate-{name}", daemon=True).start()
+            threading.Thread(target=arena.populate, args=(1,), name=f"populate-{name}", daemon=True).start()
         else:
             arena.populated.set()
         return arena
@@ -132,30 +134,38 @@ class Arena:
             raise BadArgument(f"arena {name} of {size} bytes came with a file of {have}")
         return cls(name, fd, size, write, page_size)
 
-    def populate(self) -> None:
+    def populate(self, threads: int = 0) -> None:
         """Fault every page in, without touching its content, in steps that let other threads run.
+
+        Args:
+            threads: how many at once (0: one per core, at most 8); the kernel clears pages, which one core does slowly.
 
         Raises:
             OutOfMemory: the memory is not there.
         """
+        with contextlib.suppress(OSError):  # a wish; kernels without transparent huge pages refuse it
+            self._map.madvise(mmap.MADV_HUGEPAGE)
         libc = ctypes.CDLL(None, use_errno=True)
         libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-        base = self.address
-        advice = _POPULATE_WRITE if self.writable else _POPULATE_READ
-        for at in range(0, self.size, _STEP):
-            length = min(_STEP, self.size - at)
-            while libc.madvise(base + at, length, advice):
-                code = ctypes.get_errno()
-                if code == errno.EINTR:
-                    continue
-                if code == errno.EINVAL:
-                    self.array[at : at + length : mmap.PAGESIZE] |= 0
-                    break
-                raise OutOfMemory(
-                    f"arena {self.name}: {at} of {self.size} bytes faulted in, then {os.strerror(code)}",
-                    "lower its size or raise the memory limit",
-                )
+        with ThreadPoolExecutor(threads or min(8, os.cpu_count() or 1), "populate") as pool:
+            for _ in pool.map(lambda at: self._populate_step(libc, at), range(0, self.size, _STEP)):
+                pass
         self.populated.set()
+
+    def _populate_step(self, libc: ctypes.CDLL, at: int) -> None:
+        length = min(_STEP, self.size - at)
+        advice = _POPULATE_WRITE if self.writable else _POPULATE_READ
+        while libc.madvise(self.address + at, length, advice):
+            code = ctypes.get_errno()
+            if code == errno.EINTR:
+                continue
+            if code == errno.EINVAL:
+                self.array[at : at + length : mmap.PAGESIZE] |= 0
+                break
+            raise OutOfMemory(
+                f"arena {self.name}: faulting in {length} of {self.size} bytes failed: {os.strerror(code)}",
+                "lower its size or raise the memory limit",
+            )
 
     @property
     def address(self) -> int:
