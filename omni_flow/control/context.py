@@ -18,13 +18,14 @@ from omni_flow.control.plan import Path
 class Context:
     """One activation as role code sees it. Safe to read from any thread.
 
-    `session`, `request`: ids. `params`: the snapshot of the request, by attribute (`ctx.params.voice`). `seed`: 63 bits,
-    the same whenever this activation of this request runs. `iteration`, `last_iteration`: of the innermost loop around it.
+    `session`, `request`: ids. `tenant`: the salt of the caller's cached data (empty: there is one caller).
+    `params`: the snapshot of the request, by attribute (`ctx.params.voice`). `seed`: 63 bits, the same whenever this
+    activation of this request runs. `iteration`, `last_iteration`: of the innermost loop around it.
     `data`: the memory manager's client, if the deployment has one.
     """
 
     __slots__ = ("_cancelled", "_deadline", "_emit_progress", "data", "interface", "iteration", "last_iteration",
-                 "log", "params", "path", "request", "seed", "session")  # fmt: skip
+                 "log", "params", "path", "request", "seed", "session", "tenant")  # fmt: skip
 
     def __init__(
         self,
@@ -41,11 +42,13 @@ class Context:
         data: Any = None,
         log: logging.Logger | None = None,
         progress: Callable[[float, str], None] | None = None,
+        tenant: str = "",
     ) -> None:
         self.interface = interface
         self.path = path
         self.request = request
         self.session = session
+        self.tenant = tenant
         self.params = params
         self.seed = seed
         self.iteration = iteration

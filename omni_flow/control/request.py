@@ -6,7 +6,7 @@ outcome once: done or failed when all outputs are decided, else cancelled, deadl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -47,9 +47,12 @@ class GatewayHost(Protocol):
 
 
 class Request:
-    """One request at its gateway. `shares[r]` is the number of shares of role r, `params` the snapshot."""
+    """One request at its gateway. `shares[r]` is the number of shares of role r, `params` the snapshot.
 
-    __slots__ = ("_accounts", "_deliveries", "_ended", "_undecided", "credit",
+    `outputs`: those the client wants, by name; the others are neither delivered nor awaited. None: all.
+    """
+
+    __slots__ = ("_accounts", "_deliveries", "_ended", "_undecided", "_wanted", "credit",
                  "credit_bytes", "host", "outcome", "params", "plan", "shares")  # fmt: skip
 
     def __init__(
@@ -60,6 +63,7 @@ class Request:
         host: GatewayHost,
         credit: int | None = None,
         credit_bytes: int = UNBOUNDED,
+        outputs: Collection[str] | None = None,
     ) -> None:
         self.plan = plan
         self.shares = shares
@@ -71,7 +75,8 @@ class Request:
         self._accounts: dict[SourceId, Account] = {}
         self._ended: set[str] = set()
         self._deliveries = [Delivery(o, params, host.decode) for o in plan.outputs]
-        self._undecided = len(self._deliveries)
+        self._wanted = [outputs is None or o.hidden or o.name in outputs for o in plan.outputs]
+        self._undecided = sum(self._wanted)
 
     # ---- placeholders ---------------------------------------------------------------------------------------
 
@@ -159,15 +164,15 @@ class Request:
                 self._pull(delivery)
 
     def _pull(self, delivery: Delivery) -> None:
-        decided = delivery.decided
+        decided, wanted = delivery.decided, self._wanted[delivery.output.index]
         given, idle = delivery.pull()
         for item in given:
-            if delivery.output.hidden or self.outcome is not None:
+            if delivery.output.hidden or self.outcome is not None or not wanted:
                 idle += item.passed
             else:
                 self.host.deliver(item)
         self._acknowledge(delivery, idle)
-        if delivery.decided and not decided:
+        if delivery.decided and not decided and wanted:
             self._undecided -= 1
 
     def consumed(self, delivered: Delivered) -> None:
@@ -197,7 +202,7 @@ class Request:
 
     def _check(self) -> None:
         if self._undecided == 0:
-            failed = any(d.failure is not None for d in self._deliveries)
+            failed = any(d.failure is not None for d in self._awaited())
             self.decide(Outcome.FAILED if failed else Outcome.DONE)
 
     def decide(self, outcome: Outcome, failures: Mapping[str, Failure] | None = None) -> bool:
@@ -206,9 +211,12 @@ class Request:
             return False
         self.outcome = outcome
         if failures is None:
-            failures = {d.output.name: d.failure for d in self._deliveries if d.failure is not None}
+            failures = {d.output.name: d.failure for d in self._awaited() if d.failure is not None}
         self.host.decided(outcome, failures)
         return True
+
+    def _awaited(self) -> list[Delivery]:
+        return [d for d in self._deliveries if self._wanted[d.output.index]]
 
     @property
     def open_numbers(self) -> int:

@@ -10,11 +10,10 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from omni_flow.control.request import Outcome
 from omni_flow.control.types import Audio
 from omni_flow.refs import ABSENT
 from omni_flow.serve.endpoints import Speech, Transcriptions
-from omni_flow.serve.errors import ApiError, bad, unsupported
+from omni_flow.serve.errors import bad, unsupported
 from omni_flow.serve.forms import as_body, read_form
 from omni_flow.serve.http import DONE, EventStream, Json, call_of, event, faults, json_body, while_connected
 from omni_flow.serve.openai import read, refuse, take_mapped
@@ -160,21 +159,15 @@ async def _speech_events(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 async def _gather(running: Running, endpoint: Transcriptions) -> AsyncIterator[tuple[list[str], list[Any]]]:
     """Pieces of text and segments as they come; at the end raises if the request did not end well."""
-    wanted = {endpoint.out_text} | ({endpoint.out_segments} if endpoint.out_segments else set())
-    missing = wanted - running.served.streams
     while batch := await running.batch():
         texts = [str(value) for name, value in batch if name == endpoint.out_text and value is not ABSENT]
         segments: list[Any] = []
         for name, value in batch:
-            missing.discard(name)
             if name == endpoint.out_segments and value is not ABSENT:
                 segments += value if isinstance(value, list) else [value]
         yield texts, segments
-        if not missing and not wanted & running.served.streams:
-            running.cancel()  # what else the graph makes of the sound is of no use here
-            return
-    error: ApiError | None = running.error()
-    if error is not None and running.outcome is not Outcome.CANCELLED:
+    error = running.error()
+    if error is not None:
         raise error
 
 

@@ -38,7 +38,12 @@ class Key:
 
     @property
     def salt(self) -> str:
-        """Set by the server, never by the caller: part of the identity of what this caller has cached."""
+        """Set by the server, never by the caller: part of the identity of what this caller has cached.
+
+        Empty where there are no keys, and so only one caller.
+        """
+        if not self.digest:
+            return ""
         return hashlib.sha256(f"omni-flow tenant {self.name} {self.digest}".encode()).hexdigest()[:32]
 
 

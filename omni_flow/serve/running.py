@@ -63,20 +63,15 @@ class Running:
 
     async def batch(self) -> list[tuple[str, Any]]:
         """The outputs at hand; none when it is over."""
-        while True:
-            taken: list[tuple[str, Any]] = await self.live.batch()
-            if not taken:
-                return taken
-            if self.outputs is not None:
-                taken = [item for item in taken if item[0] in self.outputs]
-            if taken:
-                self._note(taken)
-                return taken
+        taken: list[tuple[str, Any]] = await self.live.batch()
+        if taken:
+            self._note(taken)
+        return taken
 
     async def result(self) -> dict[str, Any]:
         """All outputs. Raises RequestFailed."""
         found: dict[str, Any] = await self.live.result()
-        return found
+        return {name: value for name, value in found.items() if self.outputs is None or name in self.outputs}
 
     def failures(self) -> dict[str, str]:
         """Why outputs failed, by name."""
@@ -191,6 +186,8 @@ class Book:
                 seed=seed,
                 timeline=timeline or self._sample(),
                 trace=call.trace,
+                tenant=call.key.salt,
+                outputs=outputs,
             )
         )
         running.outputs = outputs

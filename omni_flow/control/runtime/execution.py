@@ -262,6 +262,7 @@ class Execution:
                 path=self.node.plan.show(interface.scope, activation.path),
                 request=f"{party.info.gateway}/{party.info.number}",
                 session=party.info.session,
+                tenant=party.info.tenant,
                 params=party.params,
                 seed=seed_for(party.info.seed, interface.name, activation.path),
                 iteration=iteration,

@@ -12,7 +12,7 @@ import os
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -97,16 +97,23 @@ class Gateway:
         seed: int | None = None,
         timeline: bool = False,
         trace: str | None = None,
+        tenant: str = "",
+        outputs: Collection[str] | None = None,
     ) -> LiveRequest:
         """Admit a request. Its streamed placeholders are fed through the request afterwards.
 
+        `outputs`: those that are wanted; the request is over when they are decided. `tenant`: see `Context`.
+
         Raises:
-            InvalidInput: an unknown placeholder, a missing required one, or a value of the wrong type.
+            InvalidInput: an unknown placeholder, a missing required one, or a value of the wrong type; an unknown
+                output, or none.
             UnknownParameter: a param that the graph does not declare.
             Overloaded: the gateway's limits are reached.
             NoReplica: a role has no live replica.
         """
         self._check_limits(session)
+        if outputs is not None:
+            self._check_outputs(outputs)
         payloads = self._encode_inputs(inputs)
         head = Head(
             graph=self.node.plan.spec.name,
@@ -120,8 +127,9 @@ class Gateway:
             deadline_s=deadline_s,
             trace=trace,
             timeline=timeline,
+            tenant=tenant,
         )
-        request = LiveRequest(self, encode_head(head), head)
+        request = LiveRequest(self, encode_head(head), head, outputs)
         self._count(head, 1)
         self.live[request.head] = request
         self._open_numbers[head.number] = None
@@ -137,6 +145,14 @@ class Gateway:
             live = self.sessions.get(session, 0)
             if live >= limits.max_per_session:
                 raise Overloaded(f"session {session!r} has {live} live requests, the limit is {limits.max_per_session}")
+
+    def _check_outputs(self, outputs: Collection[str]) -> None:
+        known = [o.name for o in self.node.plan.outputs if not o.hidden]
+        for name in outputs:
+            if name not in known:
+                raise InvalidInput(name, f"the graph has no such output; it has {', '.join(known) or 'none'}")
+        if not outputs:
+            raise InvalidInput("outputs", f"name at least one of {', '.join(known) or 'none'}")
 
     def _encode_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         payloads = {}
@@ -243,7 +259,7 @@ class Gateway:
 class LiveRequest(Outbox):
     """A request at its gateway: what the clients hold, in the loop's thread."""
 
-    def __init__(self, gateway: Gateway, head: bytes, info: Head) -> None:
+    def __init__(self, gateway: Gateway, head: bytes, info: Head, outputs: Collection[str] | None = None) -> None:
         super().__init__(gateway.node, head, info, gateway.book)
         self.gateway = gateway
         self.outcome: Outcome | None = None
@@ -251,7 +267,7 @@ class LiveRequest(Outbox):
         self.spans: list[Span] = []
         self.started = time.monotonic()
         node = gateway.node
-        self._request = Request(node.plan, self.counts, info.params, self, node.credit, node.credit_bytes)
+        self._request = Request(node.plan, self.counts, info.params, self, node.credit, node.credit_bytes, outputs)
         self._values: deque[tuple[str, Any, Delivered]] = deque()
         self._collect = False
         self._collected: dict[str, list[Any]] = {o.name: [] for o in node.plan.outputs if not o.hidden}

@@ -27,7 +27,8 @@ class Head(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     `gateway` is the id of the gateway's incarnation, `number` the request's number there, `address` where it listens.
     `replicas[r]` are the replica ids of the shares of role r, pinned. `deadline_s` is what was left at admission, or
-    None. `trace` is a W3C traceparent. `timeline`: the gateway wants to know of each activation.
+    None. `trace` is a W3C traceparent. `timeline`: the gateway wants to know of each activation. `tenant` is a salt
+    that the server sets for its caller: what one caller has cached is no other's.
     """
 
     graph: str
@@ -41,6 +42,7 @@ class Head(msgspec.Struct, array_like=True, frozen=True, gc=False):
     deadline_s: float | None = None
     trace: str | None = None
     timeline: bool = False
+    tenant: str = ""
 
 
 class Envelope(msgspec.Struct, array_like=True, tag=0, gc=False):
