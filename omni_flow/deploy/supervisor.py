@@ -274,6 +274,7 @@ class Supervisor:
 
     def _removed(self, place: Place) -> None:
         self._forget(place)
+        self.membership.give_up(place.name)
         gone = self._gone.pop(place.name, None)
         if gone is not None and not gone.done():
             gone.set_result(None)
