@@ -6,7 +6,7 @@ events in an asynchronous stream. A second kernel implements `Engine` and nothin
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -164,7 +164,7 @@ class Engine(Protocol):
             ComputeError: with what is missing or wrong.
         """
 
-    def generate(self, request: Request) -> AsyncIterator[Event]:
+    def generate(self, request: Request) -> AsyncGenerator[Event, None]:
         """Token events, then one end event. Closing the iterator early cancels: pages and slots go back at once.
 
         Raises (from the iterator):

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from omni_flow.models.deepseek_v2.layout import DeepseekV2Config
-from omni_flow.models.deepseek_v2.processor import TEMPLATE
+from omni_flow.models.deepseek_v2.template import TEMPLATE
 
 _BEGIN: Final = "<｜begin▁of▁sentence｜>"
 _END: Final = "<｜end▁of▁sentence｜>"

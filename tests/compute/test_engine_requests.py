@@ -18,7 +18,7 @@ from omni_flow.compute.sampling import Sampling
 from omni_flow.compute.sglang.config import EngineConfig
 from omni_flow.compute.sglang.kernel import SGLangEngine
 from omni_flow.data.identity import media_digest
-from omni_flow.models.deepseek_v2.processor import Processor
+from omni_flow.models.tokenizer import Processor
 from omni_flow.testing import tiny_checkpoint
 
 T = TypeVar("T")
@@ -214,7 +214,7 @@ def test_cancelling_in_every_state_gives_all_pages_back(serving: Serving) -> Non
             tokens -= 1
             if tokens <= 0:
                 break
-        await stream.aclose()  # type: ignore[attr-defined]
+        await stream.aclose()
 
     async def run() -> None:
         start = await serving.idle()

@@ -13,7 +13,7 @@ from omni_flow.compute.checkpoint import check_tensors, checkpoint_revision, rea
 from omni_flow.compute.errors import BadCheckpoint
 from omni_flow.compute.kv_layout import kv_layout
 from omni_flow.models.deepseek_v2.layout import DeepseekV2Config
-from omni_flow.models.deepseek_v2.processor import ChatMessage, Processor
+from omni_flow.models.tokenizer import ChatMessage, Processor
 from omni_flow.testing import tiny_checkpoint
 
 GOLDENS = Path(__file__).parent.parent / "goldens"

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from types import TracebackType
 from typing import IO
 
@@ -121,7 +121,7 @@ class SGLangEngine:
                 raise EngineFailed(f"the engine was not ready within {self._timeout} s", self._output()) from error
             raise
 
-    async def generate(self, request: Request) -> AsyncIterator[Event]:
+    async def generate(self, request: Request) -> AsyncGenerator[Event, None]:
         layout = lay_out(request.spans)
         if self._died is not None or self._writer is None:
             raise self._died or EngineDied("the engine is not started", "call start()")

@@ -1,2 +1,1 @@
-"""DeepSeek-V2 and DeepSeek-V2-Lite. `layout.py`: config and tensors; `processor.py`: conversation to tokens and back;
-`role.py`: the role of a graph."""
+"""DeepSeek-V2 and DeepSeek-V2-Lite. `layout.py`: config and tensors; `role.py`: the role of a graph."""

@@ -1,22 +1,13 @@
-"""Conversation to tokens and back for DeepSeek-V2."""
+"""Conversation to tokens and back, for any checkpoint folder with a tokenizer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final, TypedDict
+from typing import Any, TypedDict
 
 from omni_flow.compute.engine import Tokens
 from omni_flow.compute.errors import BadCheckpoint
-
-# Used where the tokenizer's own config has no template.
-TEMPLATE: Final = (
-    "{{ bos_token }}{% for message in messages %}"
-    "{% if message['role'] == 'user' %}{{ 'User: ' + message['content'] + '\n\n' }}"
-    "{% elif message['role'] == 'assistant' %}{{ 'Assistant: ' + message['content'] + eos_token }}"
-    "{% elif message['role'] == 'system' %}{{ message['content'] + '\n\n' }}{% endif %}"
-    "{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
-)
 
 
 class ChatMessage(TypedDict):
@@ -29,18 +20,24 @@ class ChatMessage(TypedDict):
 class Processor:
     """The tokenizer of a checkpoint folder.
 
+    Args:
+        folder: with tokenizer.json.
+        template: chat template (Jinja) where the tokenizer's own config has none.
+
     Raises:
-        BadCheckpoint: the folder has no tokenizer.
+        BadCheckpoint: the folder has no tokenizer, or there is no template.
     """
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, template: str | None = None) -> None:
         from transformers import AutoTokenizer
 
         if not (Path(folder) / "tokenizer.json").is_file():
             raise BadCheckpoint(f"{folder} has no tokenizer.json", "fetch it with the weights")
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         if tokenizer.chat_template is None:
-            tokenizer.chat_template = TEMPLATE
+            if template is None:
+                raise BadCheckpoint(f"the tokenizer in {folder} has no chat template", "give one")
+            tokenizer.chat_template = template
         self._tokenizer = tokenizer
         self.end_id: int = tokenizer.eos_token_id
 
