@@ -8,7 +8,6 @@ import ctypes
 import fcntl
 import gc
 import os
-import select
 import signal
 import sys
 from collections.abc import Callable, Collection
@@ -100,10 +99,3 @@ def end_group(pid: int) -> None:
     """Kill what a dead but unreaped child has left in its process group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
-
-
-def wait_readable(descriptor: int, timeout_s: float | None) -> bool:
-    """Block until a descriptor is readable. False if time is up."""
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))

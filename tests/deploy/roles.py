@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import sys
 import threading
@@ -156,6 +157,11 @@ class Hangs:
         if x == "hang":
             while True:
                 time.sleep(1)  # noqa: ASYNC251
+        return x
+
+    async def with_the_lock(self, x: str) -> str:
+        if x == "hang":
+            ctypes.PyDLL(None).sleep(1000)
         return x
 
     async def politely(self, x: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from omni_flow.control.runtime.node import Node
 from omni_flow.control.runtime.values import Values
 from omni_flow.control.runtime.wire import BatchCodec, Subscribe
 from omni_flow.control.transport import make_transport
+from omni_flow.control.transport.packets import hello
 from omni_flow.deploy.local import AsyncDeployment
 
 from .conftest import Events, alive, deployed, emptied, ended, outcome_of, parent_of, pid_of
@@ -142,6 +144,36 @@ def test_async_role_code_that_blocks_its_loop_is_found_and_named() -> None:
             assert isinstance(failed, RequestFailed)
             assert "its event loop did not turn for 0.5 s: `async` role code blocks at" in str(failed)
             assert "roles.py:" in str(failed)
+            await events.until("r/0@1 is up")
+            assert await outcome_of(await app.submit(x="a")) == {"y": "a"}
+
+    asyncio.run(body())
+
+
+def test_role_code_that_keeps_the_interpreters_lock_is_ended_too(capfd: pytest.CaptureFixture[str]) -> None:
+    async def body() -> None:
+        events = Events()
+        async with deployed(one(Hangs, "with_the_lock"), events, stall_s=0.4) as app:
+            failed = await outcome_of(await app.submit(x="hang"))
+            assert isinstance(failed, RequestFailed)
+            assert "its process ended with status 1" in str(failed)
+            await events.until("r/0@1 is up")
+            assert await outcome_of(await app.submit(x="a")) == {"y": "a"}
+
+    asyncio.run(body())
+    assert "in with_the_lock" in capfd.readouterr().err
+
+
+def test_a_replica_that_lives_but_cannot_be_reached_is_ended_and_started_again() -> None:
+    async def body() -> None:
+        events = Events()
+        async with deployed(one(Echo), events) as app:
+            here = app.gateway.node
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as impostor:
+                impostor.connect(here.address.removeprefix("unix://"))
+                impostor.send(hello(here.roster.live["r/0@0"].address))
+                line = await events.until("r/0@0 died")
+            assert "it was ended, for it could not be reached: the peer opened a new connection" in line
             await events.until("r/0@1 is up")
             assert await outcome_of(await app.submit(x="a")) == {"y": "a"}
 
