@@ -1,6 +1,6 @@
 """Speed of the SSD tier against raw O_DIRECT of the same run, and the time of a restart.
 
-    python bench/ssd.py [--json] [--dir DIR] [--threads 4] [--rounds 7] [--records 1000000] [--skip-restart]
+    python bench/ssd.py [--json] [--dir DIR] [--threads 4] [--rounds 11] [--records 1000000] [--skip-restart]
 
 Raw and tier alternate in short rounds on the same disk; the ratio is the median over rounds. Writes run with the byte
 cap reached, so that every round reclaims as much as it writes; a share of the pages is read back between rounds and
@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -78,9 +79,9 @@ def scratch(parent: str | None) -> Iterator[Path]:
         shutil.rmtree(path)
 
 
-def throughput(parent: str | None = None, threads: int = 4, rounds: int = 7) -> dict[str, float]:
+def throughput(parent: str | None = None, threads: int = 4, rounds: int = 11) -> dict[str, float]:
     """Returns `ssd_write_ratio`, `ssd_read_ratio` and what they are made of."""
-    round_pages, tier_pages, hot_pages = 192, 1024, 10
+    round_pages, tier_pages, hot_pages = 192, 1024, 2
     buffer = aligned_buffer(round_pages * PAGE)
     np.frombuffer(buffer, np.uint8)[:] = np.random.default_rng(1).integers(0, 255, len(buffer), np.uint8)
     pages = pages_of(buffer, PAGE)
@@ -92,7 +93,7 @@ def throughput(parent: str | None = None, threads: int = 4, rounds: int = 7) -> 
             path=where / "tier", cap_bytes=tier_pages * PAGE, segment_bytes=128 << 20, threads=threads, io_deadline_s=30
         )
         with SsdTier.open(config) as tier:
-            number = 0
+            number = raw_at = 0
 
             def put() -> float:
                 nonlocal number
@@ -113,54 +114,87 @@ def throughput(parent: str | None = None, threads: int = 4, rounds: int = 7) -> 
                 assert (lengths == PAGE).all(), tier.stats()
                 return took
 
-            # Every block of both is written once before anything counts, and the tier is at its cap.
-            in_threads(threads, lambda job, b: void(os.pwritev(fd, [b], job * PAGE)), pages, tier_pages)
-            while tier.stats().counters.reclaimed_segments < 8:
-                put()
-            write: list[tuple[float, float]] = []
-            spent: list[tuple[float, float]] = []
-            read: list[tuple[float, float]] = []
-            for _ in range(rounds):
-                get(hot_pages)
-                base = len(write) * round_pages
-                begun = cpu()
-                raw = in_threads(
+            def raw_write() -> float:
+                nonlocal raw_at
+                base, raw_at = raw_at, raw_at + round_pages
+                return in_threads(
                     threads,
-                    lambda job, b, base=base: void(os.pwritev(fd, [b], (base + job) % tier_pages * PAGE)),
+                    lambda job, b: void(os.pwritev(fd, [b], (base + job) % tier_pages * PAGE)),
                     pages,
                     round_pages,
                 )
-                between = cpu()
-                write.append((raw, put()))
-                spent.append((between - begun, cpu() - between))
-            for _ in range(rounds):
+
+            def raw_read() -> float:
                 places = randomness.sample(range(tier_pages), round_pages)
-                raw = in_threads(
-                    threads,
-                    lambda job, b, places=places: void(os.preadv(fd, [b], places[job] * PAGE)),
-                    pages,
-                    round_pages,
+                return in_threads(
+                    threads, lambda job, b: void(os.preadv(fd, [b], places[job] * PAGE)), pages, round_pages
                 )
-                read.append((raw, get(round_pages)))
-            stats = tier.stats()
+
+            def alternate(raw: Callable[[], float], ours: Callable[[], float]) -> list[Round]:
+                done = []
+                for turn in range(rounds):
+                    get(hot_pages)
+                    # What one side left to the background must not slow the other.
+                    assert tier.wait_idle(60)
+                    if turn % 2:
+                        raw_side, our_side = timed(raw), timed(ours)
+                    else:
+                        our_side = timed(ours)
+                        assert tier.wait_idle(60)
+                        raw_side = timed(raw)
+                    done.append(Round(raw_side, our_side))
+                return done
+
+            # Every block of both has been written before anything counts, and the tier is at its cap.
+            for _ in range(tier_pages // round_pages + 1):
+                raw_write()
+            while tier.stats().counters.reclaimed_segments < tier.stats().segments:
+                put()
+            before = tier.stats().counters
+            write = alternate(raw_write, put)
+            after = tier.stats().counters
+            read = alternate(raw_read, lambda: get(round_pages))
         os.close(fd)
-    size = round_pages * PAGE / 1e9
-    return {
-        "ssd_write_ratio": statistics.median(raw / ours for raw, ours in write),
-        "ssd_read_ratio": statistics.median(raw / ours for raw, ours in read),
-        "ssd_write_ratio_min": min(raw / ours for raw, ours in write),
-        "ssd_write_ratio_max": max(raw / ours for raw, ours in write),
-        "ssd_read_ratio_min": min(raw / ours for raw, ours in read),
-        "ssd_read_ratio_max": max(raw / ours for raw, ours in read),
-        "ssd_write_gb_per_s": size / statistics.median(ours for _, ours in write),
-        "ssd_read_gb_per_s": size / statistics.median(ours for _, ours in read),
-        "ssd_raw_write_gb_per_s": size / statistics.median(raw for raw, _ in write),
-        "ssd_raw_read_gb_per_s": size / statistics.median(raw for raw, _ in read),
-        "ssd_write_cpu_us_per_page": statistics.median(ours for _, ours in spent) / round_pages * 1e6,
-        "ssd_raw_write_cpu_us_per_page": statistics.median(raw for raw, _ in spent) / round_pages * 1e6,
-        "ssd_write_amplification": stats.write_amplification,
-        "ssd_reclaimed_segments": float(stats.counters.reclaimed_segments),
-    }
+    result: dict[str, float] = {}
+    for name, sides in (("write", write), ("read", read)):
+        ratios = [side.raw.seconds / side.ours.seconds for side in sides]
+        result |= {
+            f"ssd_{name}_ratio": statistics.median(ratios),
+            f"ssd_{name}_ratio_min": min(ratios),
+            f"ssd_{name}_ratio_max": max(ratios),
+        }
+        for side in ("raw", "ours"):
+            took = [getattr(pair, side) for pair in sides]
+            gigabytes = round_pages * PAGE / 1e9
+            result[f"ssd_{name}_{side}_gb_per_s"] = gigabytes / statistics.median(t.seconds for t in took)
+            result[f"ssd_{name}_{side}_cpu_us_per_page"] = statistics.median(t.cpu for t in took) / round_pages * 1e6
+    user, moved = after.user_bytes - before.user_bytes, after.moved_bytes - before.moved_bytes
+    result["ssd_write_amplification"] = (user + moved) / user
+    result["ssd_reclaimed_segments"] = float(after.reclaimed_segments - before.reclaimed_segments)
+    return result
+
+
+@dataclass(frozen=True)
+class Took:
+    """Wall seconds of a round, and processor seconds of the whole process in it."""
+
+    seconds: float
+    cpu: float
+
+
+@dataclass(frozen=True)
+class Round:
+    """The same work done raw and through the tier."""
+
+    raw: Took
+    ours: Took
+
+
+def timed(work: Callable[[], float]) -> Took:
+    """Runs `work`, which returns its own seconds."""
+    begun = cpu()
+    seconds = work()
+    return Took(seconds, cpu() - begun)
 
 
 def cpu() -> float:
@@ -215,7 +249,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object of numbers on stdout and nothing else")
     parser.add_argument("--dir", help="parent of the directory that is used and deleted; default /var/tmp")
     parser.add_argument("--threads", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--skip-restart", action="store_true")
     given = parser.parse_args(arguments)
