@@ -2,7 +2,7 @@
 arrays.
 
 Copy-in: `TempClient.put` of 1 MiB and 16 MiB (the worse counts), allocation and publication included. Gather: 256
-scattered 64 KiB pages of L2 into one array. The plain copies touch as much memory in the same order of magnitude.
+scattered 64 KiB pages of L2 into one array. The plain copies go to 64 MiB of private memory in turn.
 """
 
 from __future__ import annotations
@@ -25,19 +25,21 @@ TAKE = 256
 
 
 def _copy_in(bench: Bench, client: MemoryManagerClient) -> None:
-    temp = TempClient(client)
+    temp = TempClient(client, populate=True)
+    source = np.full(4 * MIB, 7, np.uint32)
+    private = np.full(16 * MIB, 1, np.uint32)
     for _ in range(bench.rounds(24)):
         worst = 2.0
         for size in (MIB, 16 * MIB):
-            source = np.full(size // 4, 7, np.uint32)
-            private = np.zeros((4, size // 4), np.uint32)
+            part = source[: size // 4]
+            targets = private.reshape(-1, size // 4)
             plain, put = [], []
-            for turn in range(32 if size == MIB else 8):
+            for turn in range(64 if size == MIB else 8):
                 began = time.perf_counter()
-                np.copyto(private[turn % 4], source)
+                np.copyto(targets[turn % len(targets)], part)
                 plain.append(time.perf_counter() - began)
                 began = time.perf_counter()
-                ref = temp.put(source)
+                ref = temp.put(part)
                 put.append(time.perf_counter() - began)
                 temp.adopt(ref).release()
             ratio = float(np.median(plain) / np.median(put))
@@ -67,11 +69,10 @@ def _gather(bench: Bench, client: MemoryManagerClient) -> None:
 def measure(bench: Bench) -> None:
     """Both, in this process, on one core."""
     pool = PoolSpec(name="kv", page_bytes=PAGE, l1_pages=1, l2_pages=PAGES)
-    with bench.manager(pools=(pool,), temp_bytes=256 * MIB) as (pid, path):
+    with bench.manager(pools=(pool,), temp_bytes=512 * MIB) as (pid, path):
         first, last = bench.cores[0], bench.cores[-1]
         with MemoryManagerClient(path) as client, bench.pinned(first, last, pid):
             client.arena("kv/l2").populate()
-            client.arena("temp", write=True).populate()
             _copy_in(bench, client)
             assert client.welcome.pools[0].l2_pages == PAGES, L2
             _gather(bench, client)

@@ -25,7 +25,7 @@ def _side(path: str, sock: socket.socket, first: bool, size: int, rounds: int) -
     spent: list[int] = []
     buffer = bytearray(512)
     with MemoryManagerClient(path) as client:
-        temp = TempClient(client)
+        temp = TempClient(client, populate=True)
         for turn in range(rounds * 2):
             if (turn % 2 == 0) == first:
                 slot = temp.alloc(size)

@@ -151,10 +151,12 @@ def hand_over(samples: dict[str, list[float]]) -> None:
                 samples["reader_refused_to_write"] = [float("written" not in answer.stdout)]
                 untouched = arena.torch(int(room.slots[0]) * PAGE, (PAGE,), torch.uint8)
                 assert bool((untouched == int(keys[0][0])).all())
+                del untouched
+                arena.unmap()
         finally:
             process.terminate()
             process.wait()
-    samples["mib_left_after_the_end"] = [device_used() - before - PAGES * PAGE / (1 << 20)]
+    samples["arena_mib_left_after_the_end"] = [device_used() - before]
 
 
 def main() -> None:

@@ -12,7 +12,6 @@ from omni_flow.data.ledger import BLOCK
 from omni_flow.data.messages import TempRetract
 from omni_flow.data.protocol import Op
 from omni_flow.data.temp_client import (
-    BATCH,
     Maps,
     Share,
     TempBuffer,
@@ -28,10 +27,15 @@ if TYPE_CHECKING:
 
 
 class AsyncTempClient:
-    """TempBuffers of one event loop. Shares may be released from any thread, everything else belongs to the loop."""
+    """TempBuffers of one event loop. Shares may be released from any thread, everything else belongs to the loop.
 
-    def __init__(self, client: AsyncMemoryManagerClient) -> None:
+    Args:
+        populate: as of `TempClient`; blocks the loop meanwhile.
+    """
+
+    def __init__(self, client: AsyncMemoryManagerClient, populate: bool = False) -> None:
         self._client = client
+        self._populate = populate
         self._lock = asyncio.Lock()
         self.buffers = self._map()
         client.session.on_stale.append(self._stale)
@@ -41,6 +45,8 @@ class AsyncTempClient:
         writer = None if client.session.read_only else client.arena("temp", write=True)
         ledger = client.arena("temp/ledger", write=True)
         maps = Maps(writer, client.arena("temp"), client.arena("temp/generations"), ledger)
+        if self._populate:
+            maps.populate()
         return TempBuffers(maps, client.session.welcome.node)
 
     def _stale(self) -> None:
@@ -56,7 +62,7 @@ class AsyncTempClient:
                 order, count = self.buffers.magazine(nbytes)
                 body = lease_body(nbytes, count, timeout)
                 reply = await self._client.call(Op.T_LEASE, body, timeout=timeout + self._client.session.timeout)
-                self.buffers.pending = 0
+                self.buffers.rung()
                 self.buffers.fill(order, *leased_of(reply))
         return buffer
 
@@ -77,18 +83,18 @@ class AsyncTempClient:
 
     def adopt(self, ref: TensorRef, shares: int = 1) -> Share:
         """See `TempClient.adopt`."""
-        if self.buffers.pending >= BATCH:
+        if self.buffers.should_ring:
             self.ring()
         return self.buffers.adopt(ref, shares)
 
     def ring(self) -> None:
         """Tell the server that shares have come back."""
-        self.buffers.pending = 0
+        self.buffers.rung()
         self._client.tell(Op.T_FLUSH)
 
     async def flush(self) -> None:
         """Have everything released so far taken back before this returns."""
-        self.buffers.pending = 0
+        self.buffers.rung()
         await self._client.call(Op.T_FLUSH)
 
     async def trim(self) -> None:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from omni_flow.data.client import MemoryManagerClient
 
 BATCH: Final = 64
+RING_BYTES: Final = 2 << 20
 _MAGAZINE_BYTES: Final = 32 << 20
 _HELD_BASE: Final = OWNED * CELLS
 
@@ -50,6 +51,12 @@ class Maps(NamedTuple):
     reader: Arena
     generations: Arena
     ledger: Arena
+
+    def populate(self) -> None:
+        """Fault the mappings of the buffers in."""
+        for arena in (self.writer, self.reader):
+            if arena is not None:
+                arena.populate()
 
 
 class TempBuffer:
@@ -131,7 +138,7 @@ class Share:
         """Give the share back now. Arrays over it must not be read any more."""
         owner, self._owner = self._owner, None
         if owner is not None:
-            owner.give(self._entry)
+            owner.give(self._entry, self.ref.nbytes)
 
     def __del__(self) -> None:
         self.release()
@@ -158,6 +165,7 @@ class TempBuffers:
         self._magazines: dict[int, list[tuple[int, int, int, int]]] = {}
         self._free_held = list(range(_HELD_BASE + (HELD_ENTRIES - 1) * CELLS, _HELD_BASE - 1, -CELLS))
         self.pending = 0
+        self.pending_bytes = 0
         self.dead = False
 
     @staticmethod
@@ -253,11 +261,23 @@ class TempBuffers:
         self._free_held = free
         return self._free_held.pop()
 
-    def give(self, at: int) -> None:
+    def give(self, at: int, nbytes: int) -> None:
         """Mark a share as released; any thread."""
         if not self.dead:
             self._cells[at] = RELEASED
             self.pending += 1
+            self.pending_bytes += nbytes
+
+    @property
+    def should_ring(self) -> bool:
+        """Whether enough has come back to tell the server: many shares, or much memory, which is best used again while
+        it is mapped and warm.
+        """
+        return self.pending >= BATCH or self.pending_bytes >= RING_BYTES
+
+    def rung(self) -> None:
+        """The server looks into the ledger now."""
+        self.pending = self.pending_bytes = 0
 
     def generation_of(self, slot: int) -> int:
         return self._generations[slot]
@@ -282,10 +302,15 @@ class TempClient:
     """TempBuffers over a blocking client.
 
     `alloc`, `adopt` and `flush` belong to the client's thread; shares may be released from any.
+
+    Args:
+        populate: fault this process's mappings in now (some 0.5 s per GiB); else each page costs a fault at its
+        first use.
     """
 
-    def __init__(self, client: MemoryManagerClient) -> None:
+    def __init__(self, client: MemoryManagerClient, populate: bool = False) -> None:
         self._client = client
+        self._populate = populate
         self._lock = threading.Lock()
         self.buffers = self._map()
         client.on_stale.append(self._stale)
@@ -295,6 +320,8 @@ class TempClient:
         writer = None if client.read_only else client.arena("temp", write=True)
         ledger = client.arena("temp/ledger", write=True)
         maps = Maps(writer, client.arena("temp"), client.arena("temp/generations"), ledger)
+        if self._populate:
+            maps.populate()
         return TempBuffers(maps, client.welcome.node)
 
     def _stale(self) -> None:
@@ -315,7 +342,7 @@ class TempClient:
             order, count = self.buffers.magazine(nbytes)
             body = lease_body(nbytes, count, timeout)
             size, entries = leased_of(self._client.call(Op.T_LEASE, body, timeout=timeout + self._client.timeout))
-            self.buffers.pending = 0
+            self.buffers.rung()
             self.buffers.fill(order, size, entries)
         buffer = self.buffers.pop(nbytes)
         assert buffer is not None
@@ -333,19 +360,19 @@ class TempClient:
         return self.buffers.publish(buffer, array.dtype.name, array.shape, consumers)
 
     def adopt(self, ref: TensorRef, shares: int = 1) -> Share:
-        """Take a share; see `TempBuffers.adopt`. Rings the server for every 64 released shares."""
-        if self.buffers.pending >= BATCH:
+        """Take a share; see `TempBuffers.adopt`. Rings the server when enough has been released."""
+        if self.buffers.should_ring:
             self.ring()
         return self.buffers.adopt(ref, shares)
 
     def ring(self) -> None:
         """Tell the server that shares have come back; waits for nothing."""
-        self.buffers.pending = 0
+        self.buffers.rung()
         self._client.tell(Op.T_FLUSH)
 
     def flush(self) -> None:
         """Have everything released so far taken back before this returns."""
-        self.buffers.pending = 0
+        self.buffers.rung()
         self._client.call(Op.T_FLUSH)
 
     def trim(self) -> None:
