@@ -10,6 +10,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 import omni_flow
+from omni_flow.cli import system
 
 CORE = ""
 MODELS = "demo models"
@@ -99,6 +100,8 @@ def _checkout() -> Path:
 
 
 def _command(extra: str) -> str:
-    """How to get an extra: from the checkout if this is one."""
+    """How to get an extra: from the checkout if this is one. SGLang declares what only a GPU needs."""
+    if extra == "sglang" and not system.gpus() and (_checkout() / "requirements").is_dir():
+        return "pip install -r requirements/sglang-cpu.txt && pip install --no-deps -r requirements/sglang-nodeps.txt"
     where = f"-e '{_checkout()}" if (_checkout() / "pyproject.toml").is_file() else f"'{NAME}"
     return f"pip install {where}[{extra}]'" if extra else f"pip install {where}'"

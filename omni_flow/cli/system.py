@@ -85,8 +85,13 @@ def _packet() -> Fact:
     return Fact("largest socket buffer", f"{size // 1024} KiB; longer messages are cut and joined")
 
 
+def gpus() -> list[str]:
+    """Device files of NVIDIA GPUs."""
+    return sorted(p.name for p in Path("/dev").glob("nvidia[0-9]*"))
+
+
 def _gpu() -> Fact:
-    cards = sorted(p.name for p in Path("/dev").glob("nvidia[0-9]*"))
+    cards = gpus()
     return Fact("GPU", ", ".join(cards) if cards else "none; everything runs on the CPU")
 
 

@@ -11,6 +11,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from omni_flow.cli.errors import UserError, did_you_mean
 from omni_flow.control.graph import Graph
@@ -29,6 +30,24 @@ class Target:
 
 def load(text: str) -> Target:
     """The graph that `text` names. Raises UserError: no such thing, or the code there raises."""
+    module, attr = _module_of(text)
+    graph, attr = _graph_of(module, attr, text)
+    return Target(text, graph, f"{module.__file__}:{attr}")
+
+
+def load_object(text: str) -> Any:
+    """What `file.py:name` or `module:name` names. Raises UserError."""
+    module, attr = _module_of(text)
+    if attr is None:
+        raise UserError(f"{text} names no class or function", f"write {text}:NAME")
+    if not hasattr(module, attr):
+        raise UserError(
+            f"{text}: the module has no {attr!r}", did_you_mean(attr, [n for n in vars(module) if n[0] != "_"])
+        )
+    return getattr(module, attr)
+
+
+def _module_of(text: str) -> tuple[ModuleType, str | None]:
     head, attr = _split(text)
     path = Path(head)
     if path.is_dir():
@@ -38,11 +57,8 @@ def load(text: str) -> Target:
             files = below or sorted(str(p) for p in Path(head).glob("*.py"))
             raise UserError(f"{head} has no graph.py", f"there is {', '.join(files)}" if files else "")
     if path.suffix == ".py" or os.sep in head or path.exists():
-        module = _import_file(_existing(path, head))
-    else:
-        module = _import_module(head)
-    graph, attr = _graph_of(module, attr, text)
-    return Target(text, graph, f"{module.__file__}:{attr}")
+        return _import_file(_existing(path, head)), attr
+    return _import_module(head), attr
 
 
 def _split(text: str) -> tuple[str, str | None]:

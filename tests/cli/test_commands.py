@@ -91,19 +91,6 @@ def test_draw_of_a_graph_that_cannot_work_shows_the_findings(cli: Cli, words: Pa
     assert "mend: " in result.stderr
 
 
-def test_simulate_reports_what_was_run(cli: Cli, words: Path) -> None:
-    result = cli("simulate", "words", "--schedules", 40, "--seed", 3)
-    assert result.exit_code == 0
-    assert "graph 'words', seed 3: 40 schedules" in result.stdout
-    assert "0 divergences" in result.stdout
-
-
-def test_simulate_ends_with_1_if_an_interface_never_ran(cli: Cli, words: Path) -> None:
-    result = cli("simulate", "words", "--schedules", 40, "--only", 1000)
-    assert result.exit_code == 1
-    assert "never active: words.join, words.split" in result.stdout
-
-
 def test_explain_shows_placement_edges_joins_and_credit(cli: Cli, words: Path) -> None:
     result = cli("explain", "words")
     assert result.exit_code == 0
