@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import omni_flow
-from omni_flow.serve import audio, chat, completions, health, images, native, sessions_api
+from omni_flow.serve import audio, chat, completions, health, images, native, native_socket, realtime, sessions_api
 from omni_flow.serve.errors import ApiError, of_validation
 from omni_flow.serve.guard import Guard
 from omni_flow.serve.http import Json
@@ -61,6 +61,8 @@ PARTS = (
     completions.router,
     audio.router,
     images.router,
+    native_socket.router,
+    realtime.router,
 )
 
 

@@ -67,12 +67,12 @@ async def multipart_submission(request: Request, most: int) -> Submission:
 class Feed:
     """Frames of streamed placeholders that came whole with the request."""
 
-    def __init__(self, frames: Mapping[str, list[Any]]) -> None:
-        self._frames = frames
+    def __init__(self, frames: dict[str, list[Any]]) -> None:
+        self.frames = frames
 
     async def run(self, running: Running) -> None:
         """Push all of them, then end each placeholder."""
-        for name, frames in self._frames.items():
+        for name, frames in self.frames.items():
             for frame in frames:
                 await running.push(name, frame)
             running.end(name)
@@ -93,8 +93,6 @@ async def take_inputs(state: State, served: Served, raw: Mapping[str, Any]) -> t
             frames[name] = [await load(state.media, kind, frame, f"{field}[{i}]") for i, frame in enumerate(value)]
         else:
             whole[name] = await load(state.media, kind, value, field)
-    for name in served.pushed:
-        frames.setdefault(name, [])
     return whole, Feed(frames)
 
 
@@ -134,6 +132,8 @@ def router(state: State) -> APIRouter:
         else:
             asked = read_submission(await json_body(request))
         inputs, feed = await take_inputs(state, served, asked.inputs)
+        for name in served.pushed:  # no more will come
+            feed.frames.setdefault(name, [])
         outputs = wanted_outputs(served, asked.outputs)
         session = asked.session or request.headers.get("x-omni-session")
         with faults():

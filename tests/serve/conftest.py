@@ -60,7 +60,14 @@ class Host:
         return httpx.Client(base_url=self.url, timeout=WAIT_S, **options)
 
     def openai(self, key: str = "none", **options: Any) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=WAIT_S, **options)
+        return openai.OpenAI(
+            base_url=f"{self.url}/v1",
+            websocket_base_url=f"{self.url.replace('http', 'ws')}/v1",
+            api_key=key,
+            max_retries=0,
+            timeout=WAIT_S,
+            **options,
+        )
 
     def live(self) -> int:
         """Requests that some gateway has."""
@@ -152,6 +159,7 @@ def all_graphs() -> list[Serving]:
             graphs.microphone(),
             (Realtime(audio="sound", out_audio="speech", out_text="answer", out_heard="heard"),),
         ),
+        Serving(graphs.listener(), (Realtime(model="slow", audio="sound", text="text", out_text="answer"),)),
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from typing import Annotated, Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image as Pictures
 from PIL import ImageDraw
 
-from omni_flow import Audio, Context, Graph, Image, Json, Text, collect, stream
+from omni_flow import ABSENT, Audio, Context, Graph, Image, Json, Text, collect, emit, optional, stream
 
 RATE = 24_000
 Sound = Annotated[NDArray[np.float32], Audio(RATE)]
@@ -67,8 +67,6 @@ class Painter:
     """Draws what it is told: a ground whose colour is the word, and a frame; first roughly, then well."""
 
     def draw(self, prompt: str, width: int, height: int, picture: Picture | None = None) -> Iterator[Any]:
-        from omni_flow import emit
-
         words = {"red": (200, 30, 30), "green": (30, 160, 60), "blue": (40, 80, 200)}
         colour = next((c for word, c in words.items() if word in prompt), (128, 128, 128))
         size = (width, height)
@@ -101,8 +99,6 @@ class Tools:
     """Calls the first tool it has, or answers with the conversation and its options as JSON."""
 
     def answer(self, ctx: Context, messages: Any, tools: Any = None, schema: Any = None) -> Any:
-        from omni_flow import ABSENT
-
         if tools:
             call = {
                 "id": "call_1",
@@ -121,8 +117,6 @@ def chat(pause_s: float = 0.0) -> Graph:
     text, picture = graph.placeholder("text", Text), graph.placeholder("picture", Image)
     sound = graph.placeholder("sound", Audio(16_000))
     llm = graph.role("llm", Words, init={"pause_s": pause_s})
-    from omni_flow import optional
-
     said = llm.interface(
         "say",
         inputs=[
@@ -176,14 +170,24 @@ def microphone() -> Graph:
     return graph
 
 
+def listener(pause_s: float = 0.2) -> Graph:
+    """Sound or text in; words out, slowly."""
+    graph = Graph("listener")
+    sound, text = graph.placeholder("sound", Audio(16_000)), graph.placeholder("text", Text)
+    heard = graph.role("ear", Ear).interface("hear", inputs=[[sound]], outputs=["text"])
+    said = graph.role("llm", Words, init={"pause_s": pause_s}).interface(
+        "say", inputs=[[{"text": heard.text}], [text]], outputs=[stream("word")]
+    )
+    graph.output(answer=said.word)
+    return graph
+
+
 def painter() -> Graph:
     """A prompt in, a picture out, and two rough ones before."""
     graph = Graph("painter")
     prompt = graph.placeholder("prompt", Text, required=True)
     picture = graph.placeholder("picture", Image)
     width, height = graph.placeholder("width", int, required=True), graph.placeholder("height", int, required=True)
-    from omni_flow import optional
-
     drawn = graph.role("painter", Painter).interface(
         "draw",
         inputs=[[prompt, width, height, optional(picture)]],
@@ -209,8 +213,6 @@ def tools() -> Graph:
     messages = graph.placeholder("messages", Json, required=True)
     offered, schema = graph.placeholder("tools", Json), graph.placeholder("schema", Json)
     graph.param("temperature", float, 1.0)
-    from omni_flow import optional
-
     made = graph.role("llm", Tools).interface(
         "answer",
         inputs=[[messages, {"tools": optional(offered)}, optional(schema)]],
@@ -218,8 +220,3 @@ def tools() -> Graph:
     )
     graph.output(text=made.text, calls=made.calls, logprobs=made.logprobs, finish=made.finish)
     return graph
-
-
-def several(pieces: Sequence[str]) -> str:
-    """What pieces of text say."""
-    return "".join(pieces)

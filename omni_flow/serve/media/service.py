@@ -50,7 +50,7 @@ class Media:
         """Mono samples at `rate`, from what `picture` takes; or {"data", "format": "pcm16" or "f32", "rate"}."""
         data, form, own = await self._bytes(raw, field)
         if form in RAW:
-            return self._samples(data, form, own, rate, field)
+            return await self.samples(data, form, own, rate, field)
         shape, samples = await self._decode("sound", data, rate, field)
         return np.frombuffer(samples, np.float32).reshape(shape)
 
@@ -90,7 +90,8 @@ class Media:
             raise bad("a data: URL is data:TYPE;base64,DATA", field)
         return unbase64(body, field)
 
-    def _samples(self, data: bytes, form: str, own: Any, rate: int | None, field: str) -> NDArray[np.float32]:
+    async def samples(self, data: bytes, form: str, own: Any, rate: int | None, field: str) -> NDArray[np.float32]:
+        """Plain samples (`form` of RAW) of `own` Hz at `rate` Hz. Raises ApiError naming `field`."""
         width = 2 if form == "pcm16" else 4
         if len(data) % width or not data:
             raise bad(f"{form} takes a multiple of {width} bytes, not {len(data)}", field)
