@@ -1,5 +1,5 @@
-"""Bytes between nodes: drivers that read and write straight between mapped arenas, each in a process of its own.
+"""Bytes between nodes: KV objects pulled and pushed between memory managers, and the drivers that move them.
 
-Open `base.py` first (the seam: spans, jobs, outcomes, errors), then `host.py` (what a manager uses), `tcp.py` and
-`tcp_server.py` (the driver that is always there), `directory.py` (who holds what) and `exchange.py` (pull and push).
+Open `client.py` first (what a role asks for), then `node.py` (the transfer process of a node), `base.py` (the seam of
+drivers) and `tcp.py` (the driver that is always there). `docs/transfer.md` tells the whole way of a pull.
 """
