@@ -69,7 +69,7 @@ def execute(target: Target, graph: CompiledGraph, inputs: Inputs, options: Optio
 
 
 def _launched(target: Target, graph: CompiledGraph, options: Options) -> Any:
-    """A deployment of the graph, up; what is being waited for is said on stderr."""
+    """A deployment of the graph, up. What happens to replicas, now and later, is said on stderr."""
     from omni_flow.deploy.errors import LaunchError
 
     err = stderr()
@@ -83,6 +83,7 @@ def _launched(target: Target, graph: CompiledGraph, options: Options) -> Any:
                 processes=options.processes,
                 replicas=dict(options.replicas),
                 target=target.place,
+                on_event=lambda line: err.print(line, style="dim"),
                 log_level="WARNING",
             )
         except LaunchError as error:
