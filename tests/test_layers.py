@@ -1,0 +1,68 @@
+"""Who may import whom. The layers evolve apart only as long as this holds."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "omni_flow"
+ABOVE = {"compute", "models", "serve", "deploy", "cli", "testing"}
+
+
+def imports(tree: ast.AST, package: str) -> Iterator[str]:
+    """Every module that is imported anywhere in a file, also inside functions; not what only type checkers see."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package.rsplit(".", node.level - 1)[0] + "." if node.level else ""
+            module = f"{base}{node.module or ''}".rstrip(".")
+            yield module
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+        yield from imports(node, package)
+
+
+@pytest.mark.parametrize(("layer", "others"), [("control", ABOVE | {"data"}), ("data", ABOVE | {"control"})])
+def test_control_and_data_know_neither_each_other_nor_what_lies_above(layer: str, others: set[str]) -> None:
+    found = []
+    for file in sorted((PACKAGE / layer).rglob("*.py")):
+        package = ".".join(("omni_flow", *file.parent.relative_to(PACKAGE).parts))
+        for name in imports(ast.parse(file.read_text()), package):
+            parts = name.split(".")
+            if parts[0] == "omni_flow" and len(parts) > 1 and parts[1] in others:
+                found.append(f"{file.relative_to(PACKAGE)} imports {name}")
+    assert found == []
+
+
+@pytest.mark.parametrize("layer", ["control", "data"])
+def test_importing_control_or_data_brings_no_torch(layer: str) -> None:
+    names = [
+        ".".join(("omni_flow", *file.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
+        for file in sorted((PACKAGE / layer).rglob("*.py"))
+        if file.name != "__main__.py"
+    ]
+    code = f"import importlib, sys\nfor name in {names!r}: importlib.import_module(name)\nprint('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert result.stderr == ""
+    assert result.stdout == "False\n"
+
+
+def test_the_command_starts_without_any_extra() -> None:
+    code = """
+import sys
+for name in ("torch", "fastapi", "starlette", "uvicorn", "PIL", "soundfile", "soxr", "transformers", "sglang", "ray",
+             "redis", "pydantic", "opentelemetry"):
+    sys.modules[name] = None
+sys.argv = ["omni-flow", "--version"]
+from omni_flow.cli.main import run
+run()
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
