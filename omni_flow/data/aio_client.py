@@ -90,6 +90,9 @@ class AsyncMemoryManagerClient:
                         continue
                     if message.flags & ERROR and not message.request:
                         raise failure_of(message)
+                elif message.op == Op.T_TRIM:
+                    for hook in self._session.on_trim:
+                        hook()
                 elif message.flags & EVENT and self.on_event is not None:
                     self.on_event(message)
                     continue

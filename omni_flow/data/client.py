@@ -157,6 +157,7 @@ class MemoryManagerClient(KvCalls):
         self.timeout = timeout
         self.on_event: Callable[[Message], None] | None = None
         self.on_stale: list[Callable[[], None]] = []
+        self.on_trim: list[Callable[[], None]] = []
         self._hello = Hello(role, name, read_only, quotas or {}, kinds, os.getpid(), host_id())
         self._shared_key = shared_key
         self._request = 0
@@ -273,8 +274,12 @@ class MemoryManagerClient(KvCalls):
 
     def _other(self, message: Message) -> None:
         """An event, or a reply nobody waits for any more."""
-        if message.flags & EVENT and self.on_event is not None:
-            self.on_event(message)
+        if message.flags & EVENT:
+            if message.op == Op.T_TRIM:
+                for hook in self.on_trim:
+                    hook()
+            elif self.on_event is not None:
+                self.on_event(message)
         for fd in message.fds:
             os.close(fd)
 

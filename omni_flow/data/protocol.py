@@ -70,6 +70,7 @@ class Op:
     T_FLUSH: Final = 0x31
     T_RETURN: Final = 0x32
     T_RETRACT: Final = 0x33
+    T_TRIM: Final = 0x34
     T_SETTLE: Final = 0x34
     JOB: Final = 0x40
     JOB_DONE: Final = 0x41

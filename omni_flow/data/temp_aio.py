@@ -38,7 +38,9 @@ class AsyncTempClient:
         self._populate = populate
         self._lock = asyncio.Lock()
         self.buffers = self._map()
+        self._trimming: asyncio.Task[None] | None = None
         client.session.on_stale.append(self._stale)
+        client.session.on_trim.append(self._trim_soon)
 
     def _map(self) -> TempBuffers:
         client = self._client
@@ -52,6 +54,11 @@ class AsyncTempClient:
     def _stale(self) -> None:
         self.buffers.dead = True
         self.buffers = self._map()
+
+    def _trim_soon(self) -> None:
+        """The server is short of room: unused slots go back."""
+        if self._trimming is None or self._trimming.done():
+            self._trimming = asyncio.get_running_loop().create_task(self.trim(), name="trim TempBuffers")
 
     async def alloc(self, nbytes: int, *, timeout: float = 10.0) -> TempBuffer:
         """See `TempClient.alloc`."""

@@ -313,7 +313,9 @@ class TempClient:
         self._populate = populate
         self._lock = threading.Lock()
         self.buffers = self._map()
+        self._trim_due = False
         client.on_stale.append(self._stale)
+        client.on_trim.append(self._trim_soon)
 
     def _map(self) -> TempBuffers:
         client = self._client
@@ -327,6 +329,10 @@ class TempClient:
     def _stale(self) -> None:
         self.buffers.dead = True
         self.buffers = self._map()
+
+    def _trim_soon(self) -> None:
+        """The server is short of room: at the next use, unused slots go back."""
+        self._trim_due = True
 
     def alloc(self, nbytes: int, *, timeout: float = 10.0) -> TempBuffer:
         """A buffer to compute into. Asks the server only when the magazine is empty.
@@ -377,6 +383,7 @@ class TempClient:
 
     def trim(self) -> None:
         """Return the slots in the magazines."""
+        self._trim_due = False
         entries = self.buffers.drain()
         for at in range(0, len(entries), 4096):
             self._client.call(Op.T_RETURN, None, (np.array(entries[at : at + 4096], np.uint32),))

@@ -68,6 +68,8 @@ class TempPool:
         client_bytes: bound for one client; 0: none.
         orphan_s: patience with unadopted shares of a dead producer.
         generations: the shared table, one cell per 4 KiB of the arena.
+
+    `pressure(session)` is called when a client has to wait for room, for the others to give back what they don't use.
     """
 
     def __init__(self, size: int, large: int, client_bytes: int, orphan_s: float, generations: U32) -> None:
@@ -81,8 +83,20 @@ class TempPool:
         self.waits = WaitQueue()
         self.orphans: dict[int, Slot] = {}
         self.closing: list[Slot] = []
+        self.pressure: Callable[[int], None] = lambda _asking: None
         self.counters: dict[str, int] = dict.fromkeys(
-            ("leased", "freed", "harvests", "waits", "orphaned", "orphans_dropped", "bad_releases", "retracted", "settled"), 0
+            (
+                "leased",
+                "freed",
+                "harvests",
+                "waits",
+                "orphaned",
+                "orphans_dropped",
+                "bad_releases",
+                "retracted",
+                "settled",
+            ),
+            0,
         )
 
     def open(self, session: int, pid: int, name: str) -> TempAccount:
@@ -166,6 +180,8 @@ class TempPool:
             expire()
             return
         self.counters["waits"] += 1
+        if within():
+            self.pressure(account.session)
         if account.own_wait or not within():
             account.own_wait.add(Waiter(account.session, size, deadline, admit, expire))
         else:
@@ -314,12 +330,7 @@ class TempPool:
         """
         for number, generation in slots:
             slot = self.slots.get(number)
-            if (
-                slot is None
-                or slot.generation != generation
-                or slot.owner != account.session
-                or self._shares(slot) < 0
-            ):
+            if slot is None or slot.generation != generation or slot.owner != account.session or self._shares(slot) < 0:
                 continue
             del account.owned[slot.entry]
             account.bytes -= slot.size

@@ -31,7 +31,9 @@ class TempService(BaseService):
         self.table = Arena.create("temp-generations", cells * 4, huge=False)
         generations = self.table.numpy(0, (cells,), np.uint32)
         generations[:] = 1
+        self._sessions: dict[int, Session] = {}
         self.pool = TempPool(size, large, client_bytes, orphan_s, generations)
+        self.pool.pressure = self._pressure
 
     @property
     def ops(self) -> Mapping[int, Handler]:
@@ -43,6 +45,12 @@ class TempService(BaseService):
             Op.T_SETTLE: self._settle,
         }
 
+    def _pressure(self, asking: int) -> None:
+        """Ask the other clients for the slots in their magazines."""
+        for number, session in self._sessions.items():
+            if number != asking:
+                session.event(Op.T_TRIM)
+
     def opened(self, session: Session) -> None:
         self.pool.open(session.id, session.pid, session.name or session.role)
 
@@ -53,6 +61,7 @@ class TempService(BaseService):
             return arena
         arena = Arena.create("temp-ledger", LEDGER_BYTES, huge=False, populate="lazy")
         session.state["ledger"] = arena
+        self._sessions[session.id] = session
         account = self.pool.accounts[session.id]
         account.ledger = arena.numpy(0, (LEDGER_BYTES // (4 * CELLS), CELLS), np.uint32)
         return arena
@@ -62,6 +71,7 @@ class TempService(BaseService):
         return self.table
 
     def closed(self, session: Session) -> Iterator[None]:
+        self._sessions.pop(session.id, None)
         yield from self.pool.close(session.id, time.monotonic())
         arena = session.state.pop("ledger", None)
         if isinstance(arena, Arena):

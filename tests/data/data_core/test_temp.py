@@ -319,3 +319,23 @@ def test_after_a_restart_buffers_are_new_and_old_descriptors_stale(manager: Make
         with pytest.raises(StaleDescriptor):
             temp.adopt(TensorRef("n", 0, ref.offset, ref.nbytes, ref.generation + 5, ref.dtype, ref.shape))
         assert temp.adopt(temp.put(np.ones(8))).numpy().sum() == 8
+
+
+def test_slots_that_lie_idle_elsewhere_come_back_when_room_is_short(manager: Make) -> None:
+    server = manager(**TEMP)
+
+    async def main() -> None:
+        async with await AsyncMemoryManagerClient.connect(server.path) as idle:
+            rich = AsyncTempClient(idle)
+            for size in (4096, 16384, 65536):
+                rich.buffers.discard(await rich.alloc(size))
+            with server.client() as other:
+                poor = TempClient(other)
+
+                def take_all() -> None:
+                    held = [poor.alloc(MIB // 4, timeout=20) for _ in range(16)]
+                    assert len(held) == 16
+
+                await asyncio.get_running_loop().run_in_executor(None, take_all)
+
+    asyncio.run(main())
