@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Iterable, Sequence
 
 import msgspec
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,11 +24,19 @@ from omni_flow.serve.settings import Settings
 from omni_flow.serve.state import State
 
 
-def make_app(served: Sequence[Served], settings: Settings | None = None, keys: Iterable[Key] = ()) -> FastAPI:
-    """An ASGI application; `app.state.omni` is its State.
+class Application(Guard):
+    """An ASGI application: the guard around FastAPI's routes (`api`). `state` is what the routes share."""
 
-    The deployments run on the loop that runs the application; starting and closing them is the caller's.
-    Raises ValueError, MappingError: names that clash, endpoints that don't fit.
+    def __init__(self, api: FastAPI, state: State, keys: Iterable[Key]) -> None:
+        super().__init__(api, state.settings, Keys(keys), state.metrics)
+        self.api, self.state = api, state
+
+
+def make_app(served: Sequence[Served], settings: Settings | None = None, keys: Iterable[Key] = ()) -> Application:
+    """All routes over running deployments, which live on the loop that runs the application.
+
+    Starting and closing the deployments is the caller's. Raises ValueError, MappingError: names that clash, endpoints
+    that don't fit.
     """
     state = State(served, settings or Settings())
 
@@ -35,7 +45,7 @@ def make_app(served: Sequence[Served], settings: Settings | None = None, keys: I
         yield
         await state.close()
 
-    app = FastAPI(
+    api = FastAPI(
         title="Omni-Flow",
         version=omni_flow.__version__,
         lifespan=lifespan,
@@ -43,14 +53,27 @@ def make_app(served: Sequence[Served], settings: Settings | None = None, keys: I
         redoc_url=None,
         openapi_url="/openapi.json",
     )
-    app.state.omni = state
+    app = Application(api, state, keys)
     for part in PARTS:
-        app.include_router(part(state))
-    app.add_middleware(Guard, settings=state.settings, keys=Keys(keys), metrics=state.metrics)
-    app.add_exception_handler(ApiError, _api_error)
-    app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(msgspec.ValidationError, _invalid)
+        routes = part(state)
+        api.include_router(routes)
+        for route in routes.routes:
+            if isinstance(route, APIRoute) and "POST" in (route.methods or ()):
+                _shorten(app, route, state)
+    api.add_exception_handler(ApiError, _api_error)
+    api.add_exception_handler(HTTPException, _http_error)
+    api.add_exception_handler(msgspec.ValidationError, _invalid)
+    api.add_exception_handler(Exception, _failed)
     return app
+
+
+def _shorten(app: Application, route: APIRoute, state: State) -> None:
+    """Let the guard call a POST route by itself."""
+    if not route.param_convertors:
+        app.direct(route.path, route, route.endpoint)
+    elif set(route.param_convertors) == {"graph"}:
+        for name in state.catalogue.graphs:
+            app.direct(route.path.format(graph=name), route, functools.partial(route.endpoint, name))
 
 
 PARTS = (
@@ -86,4 +109,10 @@ async def _http_error(request: Request, error: Exception) -> Response:
 async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, msgspec.ValidationError)
     found = of_validation(error)
+    return Json(found.body(), found.status)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """The guard logs it."""
+    found = ApiError(500, "the server failed; its log has the cause", code="internal_error")
     return Json(found.body(), found.status)

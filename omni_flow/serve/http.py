@@ -21,6 +21,8 @@ encode = msgspec.json.Encoder(enc_hook=repr).encode
 _decode = msgspec.json.Decoder().decode
 SSE_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 DONE = b"data: [DONE]\n\n"
+ON_LEAVE = "omni_flow.on_leave"
+"""In the scope: callbacks for when the connection is lost."""
 
 
 def call_of(request: Request) -> Call:
@@ -49,7 +51,12 @@ class Json(Response):
     media_type = "application/json"
 
     def __init__(self, content: Any, status: int = 200, headers: dict[str, str] | None = None) -> None:
-        super().__init__(content if type(content) is bytes else encode(content), status, headers)
+        # What the base class does at twenty times the cost.
+        self.status_code, self.background = status, None
+        self.body = content if type(content) is bytes else encode(content)
+        self.raw_headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(self.body))]
+        if headers:
+            self.raw_headers += [(name.encode(), value.encode()) for name, value in headers.items()]
 
 
 @contextlib.contextmanager
@@ -66,9 +73,24 @@ def faults() -> Iterator[None]:
 
 async def while_connected(request: Request, running: list[Running], work: Awaitable[T]) -> T:
     """The result of `work`, or what it raises; when the caller leaves, `running` is cancelled and so `work` ends."""
-    watcher = asyncio.ensure_future(_left(request.receive, lambda: [each.cancel() for each in running]))
-    try:
+    with leaving(request.scope, request.receive, lambda: [each.cancel() for each in running]):
         return await work
+
+
+@contextlib.contextmanager
+def leaving(scope: Scope, receive: Receive, then: Callable[[], object]) -> Iterator[None]:
+    """Call `then` when the caller leaves meanwhile. The server's own protocol tells; another's `receive` is watched."""
+    callbacks = scope.get(ON_LEAVE)
+    if callbacks is not None:
+        callbacks.add(then)
+        try:
+            yield
+        finally:
+            callbacks.discard(then)
+        return
+    watcher = asyncio.ensure_future(_left(receive, then))
+    try:
+        yield
     finally:
         watcher.cancel()
 
@@ -100,7 +122,10 @@ class EventStream(Response):
         self._chunks, self._leave, self._event_errors = chunks, leave, event_errors
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        watcher = asyncio.ensure_future(_left(receive, self._leave))
+        with leaving(scope, receive, self._leave):
+            await self._send(send)
+
+    async def _send(self, send: Send) -> None:
         started = False
         try:
             async for chunk in self._chunks:
@@ -115,7 +140,6 @@ class EventStream(Response):
             if self._event_errors:
                 await send({"type": "http.response.body", "body": event_error(known), "more_body": True})
         finally:
-            watcher.cancel()
             self._leave()
             closing = getattr(self._chunks, "aclose", None)
             if closing is not None:

@@ -23,7 +23,7 @@ from omni_flow.serve.media.service import Upload
 from omni_flow.serve.running import Running, span_object
 from omni_flow.serve.schema import body_schema
 from omni_flow.serve.served import Served
-from omni_flow.serve.state import State
+from omni_flow.serve.state import Feed, State
 from omni_flow.serve.values import dump, load
 
 ENDPOINT = "graph"
@@ -62,20 +62,6 @@ async def multipart_submission(request: Request, most: int) -> Submission:
     found = read_submission(body)
     found.inputs = {**found.inputs, **{name: v if len(v) > 1 else v[0] for name, v in form.items()}}
     return found
-
-
-class Feed:
-    """Frames of streamed placeholders that came whole with the request."""
-
-    def __init__(self, frames: dict[str, list[Any]]) -> None:
-        self.frames = frames
-
-    async def run(self, running: Running) -> None:
-        """Push all of them, then end each placeholder."""
-        for name, frames in self.frames.items():
-            for frame in frames:
-                await running.push(name, frame)
-            running.end(name)
 
 
 async def take_inputs(state: State, served: Served, raw: Mapping[str, Any]) -> tuple[dict[str, Any], Feed]:
@@ -177,7 +163,7 @@ def router(state: State) -> APIRouter:
 
 
 async def _whole(state: State, running: Running, feed: Feed, timeline: bool) -> Response:
-    async with state.feeding(feed.run(running)):
+    async with state.feeding(feed, running):
         try:
             outputs = await running.result()
         except RequestFailed as failed:
@@ -205,7 +191,7 @@ async def _events(state: State, running: Running, feed: Feed, timeline: bool) ->
         yield named_event("request", {"id": running.id, "graph": running.served.name})
         kinds = running.served.kinds
         heads = {name: b'event: output\ndata: {"output":' + encode(name) + b',"value":' for name in kinds}
-        async with state.feeding(feed.run(running)):
+        async with state.feeding(feed, running):
             while batch := await running.batch():
                 parts: list[bytes] = []
                 for name, value in batch:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from omni_flow.serve.http import ON_LEAVE
 
 
 def protocol(header_s: float, body_s: float) -> type[HttpToolsProtocol]:
@@ -15,11 +18,14 @@ def protocol(header_s: float, body_s: float) -> type[HttpToolsProtocol]:
         _patience: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            self._on_leave: set[Callable[[], object]] = set()
             super().connection_made(transport)
             self._wait(header_s)
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._rest()
+            for left in list(self._on_leave):
+                left()
             super().connection_lost(exc)
 
         def on_message_begin(self) -> None:
@@ -29,6 +35,7 @@ def protocol(header_s: float, body_s: float) -> type[HttpToolsProtocol]:
         def on_headers_complete(self) -> None:
             self._wait(body_s)
             super().on_headers_complete()
+            self.scope[ON_LEAVE] = self._on_leave  # type: ignore[literal-required]
 
         def on_message_complete(self) -> None:
             self._rest()

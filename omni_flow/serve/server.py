@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -79,7 +80,7 @@ class Server:
                 await self._stack.enter_async_context(deployment)
                 served.append(Served(compiled, deployment, endpoints))
             app = make_app(served, self.settings, self._keys)
-            self.state = app.state.omni
+            self.state = app.state
             await self._serve(app, sock)
         except BaseException:
             sock.close()
@@ -107,6 +108,7 @@ class Server:
             ws_max_size=self.settings.max_body_bytes,
             log_config=None,
             access_log=False,
+            proxy_headers=False,
             lifespan="on",
             server_header=False,
             date_header=False,
@@ -166,6 +168,13 @@ class _Uvicorn(uvicorn.Server):
         await self._serve(sockets)
 
 
+def _calm_gc() -> None:
+    """What was made until now stays; what requests leave behind is mostly freed by counting references."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
+
+
 async def serve_until_signal(server: Server, ready: Callable[[Server], None]) -> None:
     """Serve until SIGINT or SIGTERM; a second signal cancels what is still under way."""
     loop = asyncio.get_running_loop()
@@ -181,6 +190,7 @@ async def serve_until_signal(server: Server, ready: Callable[[Server], None]) ->
         loop.add_signal_handler(number, on_signal)
     try:
         async with server:
+            _calm_gc()
             ready(server)
             await stop.wait()
     finally:

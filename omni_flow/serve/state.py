@@ -5,18 +5,34 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from omni_flow.control.runtime.errors import RuntimeFault
 from omni_flow.serve.media.service import Media
 from omni_flow.serve.metrics import Metrics
-from omni_flow.serve.running import Book
+from omni_flow.serve.running import Book, Running
 from omni_flow.serve.served import Catalogue, Served
 from omni_flow.serve.sessions import Sessions
 from omni_flow.serve.settings import Settings
 
 log = logging.getLogger("omni_flow.serve")
+
+
+class Feed:
+    """Frames of streamed placeholders that came whole with the request."""
+
+    __slots__ = ("frames",)
+
+    def __init__(self, frames: dict[str, list[Any]]) -> None:
+        self.frames = frames
+
+    async def run(self, running: Running) -> None:
+        """Push all of them, then end each placeholder."""
+        for name, frames in self.frames.items():
+            for frame in frames:
+                await running.push(name, frame)
+            running.end(name)
 
 
 class State:
@@ -36,9 +52,12 @@ class State:
         return self.book.stopping
 
     @contextlib.asynccontextmanager
-    async def feeding(self, feed: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    async def feeding(self, feed: Feed, running: Running) -> AsyncIterator[None]:
         """Frames of a request are pushed while its outputs are taken; what is wrong with them ends the request."""
-        task = asyncio.ensure_future(feed)
+        if not feed.frames:
+            yield
+            return
+        task = asyncio.ensure_future(feed.run(running))
         try:
             yield
             if task.done():

@@ -1,0 +1,429 @@
+"""What HTTP costs over the Python client, on this machine's loopback.
+
+The server, its roles and this load generator are processes of their own on the same cores. `--json` prints one object
+of numbers, each a median over rounds; `--quick` makes few and short ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import signal
+import statistics
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+import omni_flow
+from omni_flow import Graph, Text, alaunch, stream
+from omni_flow.deploy.local import AsyncDeployment
+
+HOST = "127.0.0.1"
+TARGET = f"{Path(__file__).resolve()}:graph"
+
+
+class Echo:
+    """The cheapest role there is, and streams of any length."""
+
+    async def say(self, text: str) -> str:
+        return text
+
+    async def count(self, number: str) -> AsyncIterator[str]:
+        for k in range(int(number)):
+            yield f" word{k}"
+            if k % 16 == 15:
+                await asyncio.sleep(0)
+
+    async def stamp(self, when: str) -> AsyncIterator[str]:
+        yield repr(time.time())
+        await asyncio.sleep(0.002)
+        yield when
+
+    async def wait(self, idle: str) -> AsyncIterator[str]:
+        yield "here"
+        await asyncio.Event().wait()
+
+
+graph = Graph("bench")
+_echo = graph.role("echo", Echo)
+for _name, _method in (("text", "say"), ("number", "count"), ("when", "stamp"), ("idle", "wait")):
+    _given = graph.placeholder(_name, Text)
+    _out = "out" if _method == "say" else stream("out")
+    _made = _echo.interface(_method, inputs=[[_given]], outputs=[_out])
+    graph.output(**{_method: _made.out})
+
+
+# ---- a lean HTTP client -------------------------------------------------------------------------------------
+
+
+class Wire(asyncio.Protocol):
+    """One keep-alive connection. `on_data` sees what comes; `ask` waits for a whole answer with a length."""
+
+    def __init__(self) -> None:
+        self.buffer = bytearray()
+        self.waiter: asyncio.Future[bytes] | None = None
+        self.on_data: Callable[[bytes], None] | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        if self.on_data is not None:
+            self.on_data(data)
+            return
+        self.buffer += data
+        end = self.buffer.find(b"\r\n\r\n")
+        if end < 0:
+            return
+        head = bytes(self.buffer[:end]).lower()
+        at = head.find(b"content-length: ")
+        size = int(head[at + 16 :].split(b"\r\n", 1)[0])
+        if len(self.buffer) >= end + 4 + size:
+            body = bytes(self.buffer[end + 4 : end + 4 + size])
+            self.buffer.clear()
+            if b" 200 " not in head[:16]:
+                raise SystemExit(f"the server answered {head[:40]!r} {body[:300]!r}")
+            assert self.waiter is not None
+            self.waiter.set_result(body)
+
+    def ask(self, request: bytes) -> asyncio.Future[bytes]:
+        self.waiter = asyncio.get_running_loop().create_future()
+        self.transport.write(request)
+        return self.waiter
+
+
+def post(port: int, inputs: dict[str, str], **more: Any) -> bytes:
+    """The bytes of a native request."""
+    output = {"text": "say", "number": "count", "when": "stamp", "idle": "wait"}[next(iter(inputs))]
+    body = json.dumps({"inputs": inputs, "outputs": [output], **more}).encode()
+    head = f"POST /v1/graphs/bench/requests HTTP/1.1\r\nhost: {HOST}:{port}\r\ncontent-type: application/json\r\n"
+    return head.encode() + f"content-length: {len(body)}\r\n\r\n".encode() + body
+
+
+async def wires(port: int, count: int) -> list[Wire]:
+    loop = asyncio.get_running_loop()
+    return [(await loop.create_connection(Wire, HOST, port))[1] for _ in range(count)]
+
+
+# ---- the server ---------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def server() -> AsyncIterator[tuple[int, int]]:
+    """`omni-flow serve` of this file's graph in a process group of its own: (port, pid)."""
+    process = await asyncio.create_subprocess_exec(
+        *(
+            sys.executable,
+            "-c",
+            "from omni_flow.cli.main import run; run()",
+            "serve",
+            TARGET,
+        ),
+        *("--port", "0", "--max-requests", "8192", "--drain", "1", "--log-level", "warning"),
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stderr is not None
+    try:
+        port = 0
+        while line := (await process.stderr.readline()).decode():
+            if line.startswith("ready at "):
+                port = int(line.split()[2].rpartition(":")[2])
+                break
+        if not port:
+            raise SystemExit("the server did not start")
+        yield port, process.pid
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGTERM)
+            await process.wait()
+
+
+def group_mb(leader: int) -> float:
+    """Proportional memory of a process and all below it, in MB."""
+    total = 0
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stat = (entry / "stat").read_text()
+            except OSError:
+                continue
+            parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
+    for pid in parents:
+        above = pid
+        while above in parents and above != leader:
+            above = parents[above]
+        if above == leader:
+            try:
+                rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+            except OSError:
+                continue
+            total += int(next(line for line in rollup.splitlines() if line.startswith("Pss:")).split()[1])
+    return total * 1024 / 1e6
+
+
+# ---- what is measured ---------------------------------------------------------------------------------------
+
+Ask = Callable[[int], Awaitable[Any]]
+
+
+async def python_ask(app: AsyncDeployment, number: int) -> None:
+    live = app.gateway.submit({"text": "hello"}, outputs=("say",))
+    await live.result()
+
+
+async def latencies(ask: Ask, count: int) -> list[float]:
+    found = []
+    for number in range(count):
+        started = time.perf_counter()
+        await ask(number)
+        found.append(time.perf_counter() - started)
+    return found
+
+
+async def open_loop(ask: Ask, rate: float, count: int) -> list[float]:
+    """Latencies from the time each request was due."""
+    loop = asyncio.get_running_loop()
+    found: list[float] = []
+    start = loop.time() + 0.01
+
+    async def one(number: int, due: float) -> None:
+        await ask(number)
+        found.append(loop.time() - due)
+
+    tasks = []
+    for number in range(count):
+        due = start + number / rate
+        delay = due - loop.time()
+        if delay > 0:
+            await asyncio.sleep(delay)
+        tasks.append(asyncio.ensure_future(one(number, due)))
+    await asyncio.gather(*tasks)
+    return found
+
+
+def p99(values: list[float]) -> float:
+    return sorted(values)[int(len(values) * 0.99)]
+
+
+class Lane:
+    """Connections that are lent to requests of an open loop."""
+
+    def __init__(self, connections: list[Wire], request: bytes) -> None:
+        self._free: asyncio.Queue[Wire] = asyncio.Queue()
+        for wire in connections:
+            self._free.put_nowait(wire)
+        self._request = request
+
+    async def ask(self, number: int) -> None:
+        wire = await self._free.get()
+        await wire.ask(self._request)
+        self._free.put_nowait(wire)
+
+
+async def closed_loop(connections: list[Wire], request: bytes, seconds: float) -> float:
+    """Requests a second."""
+    stop = time.perf_counter() + seconds
+
+    async def run(wire: Wire) -> int:
+        done = 0
+        while time.perf_counter() < stop:
+            await wire.ask(request)
+            done += 1
+        return done
+
+    started = time.perf_counter()
+    done = sum(await asyncio.gather(*(run(wire) for wire in connections)))
+    return done / (time.perf_counter() - started)
+
+
+async def sse_rate(port: int, streams: int, frames: int) -> float:
+    """Events a second over all streams."""
+    loop = asyncio.get_running_loop()
+    request = post(port, {"number": str(frames)}, stream=True)
+    events, left = 0, streams
+    over = loop.create_future()
+    connections = await wires(port, streams)
+
+    def reader() -> Callable[[bytes], None]:
+        tail = b""
+
+        def on_data(data: bytes) -> None:
+            nonlocal tail, events, left
+            data = tail + data
+            events += data.count(b"event: output")
+            tail = data[-12:]
+            events -= tail.count(b"event: output")
+            if b"event: end" in data:
+                left -= 1
+                if not left:
+                    over.set_result(None)
+
+        return on_data
+
+    started = time.perf_counter()
+    for wire in connections:
+        wire.on_data = reader()
+        wire.transport.write(request)
+    await over
+    took = time.perf_counter() - started
+    for wire in connections:
+        wire.transport.close()
+    if events != streams * frames:
+        raise SystemExit(f"{events} events came, not {streams * frames}")
+    return events / took
+
+
+async def first_byte(port: int, count: int) -> list[float]:
+    """Milliseconds from the first frame in the role to its event here."""
+    loop = asyncio.get_running_loop()
+    (wire,) = await wires(port, 1)
+    request = post(port, {"when": "now"}, stream=True)
+    found: list[float] = []
+    buffer = bytearray()
+    came = 0.0
+    over = loop.create_future()
+
+    def on_data(data: bytes) -> None:
+        nonlocal came
+        buffer.extend(data)
+        if not came and b'"value":"' in buffer:
+            came = time.time()
+        if b"event: end" in buffer and buffer.endswith(b"0\r\n\r\n") and not over.done():
+            over.set_result(None)
+
+    wire.on_data = on_data
+    for _ in range(count):
+        over, came = loop.create_future(), 0.0
+        buffer.clear()
+        wire.transport.write(request)
+        await over
+        stamp = float(bytes(buffer).split(b'"value":"', 1)[1].split(b'"', 1)[0])
+        found.append((came - stamp) * 1000)
+    wire.transport.close()
+    return found
+
+
+async def idle(port: int, pid: int, count: int) -> float:
+    """MB that idle streams take."""
+    request = post(port, {"idle": "yes"}, stream=True)
+    before = group_mb(pid)
+    connections = await wires(port, count)
+    loop = asyncio.get_running_loop()
+    here = []
+    for wire in connections:
+        seen = loop.create_future()
+
+        def on_data(data: bytes, seen: Any = seen) -> None:
+            if b"event: output" in data and not seen.done():
+                seen.set_result(None)
+
+        wire.on_data = on_data
+        wire.transport.write(request)
+        here.append(seen)
+    await asyncio.gather(*here)
+    taken = group_mb(pid) - before
+    for wire in connections:
+        wire.transport.close()
+    return taken
+
+
+async def ray_rate(seconds: float) -> float | None:
+    """The same trivial role on Ray Serve, if it is installed."""
+    try:
+        from ray import serve
+    except ImportError:
+        return None
+    import logging
+
+    import ray
+
+    ray.init(
+        num_cpus=2, include_dashboard=False, configure_logging=True, logging_level=logging.ERROR, log_to_driver=False
+    )
+
+    @serve.deployment
+    class RayEcho:
+        async def __call__(self, request: Any) -> dict[str, str]:
+            return {"say": (await request.json())["inputs"]["text"]}
+
+    serve.start(http_options={"host": HOST, "port": 18_777})
+    serve.run(RayEcho.bind(), route_prefix="/v1/graphs/bench/requests")
+    connections = await wires(18_777, 64)
+    try:
+        await closed_loop(connections, post(18_777, {"text": "hello"}), 1.0)
+        return await closed_loop(connections, post(18_777, {"text": "hello"}), seconds)
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+
+
+async def measure(rounds: int, seconds: float, idle_count: int, with_ray: bool) -> dict[str, float]:
+    """All figures: medians over interleaved rounds."""
+    found: dict[str, list[float]] = {}
+
+    def note(**values: float) -> None:
+        for name, value in values.items():
+            found.setdefault(name, []).append(value)
+
+    calls = max(100, int(seconds * 300))
+    async with alaunch(graph, log_level="WARNING") as app, server() as (port, pid):
+        connections = await wires(port, 64)
+        request = post(port, {"text": "hello"})
+        lane = Lane(connections, request)
+
+        async def direct(number: int) -> None:
+            await python_ask(app, number)
+
+        async def single(number: int) -> None:
+            await connections[0].ask(request)
+
+        await latencies(direct, 200)
+        await latencies(single, 200)
+        for _ in range(rounds):
+            plain = statistics.median(await latencies(direct, calls)) * 1000
+            http = statistics.median(await latencies(single, calls)) * 1000
+            note(python_ms=plain, http_ms=http, gateway_overhead_ms=http - plain)
+            plain = p99(await open_loop(direct, 500, int(500 * seconds))) * 1000
+            http = p99(await open_loop(lane.ask, 500, int(500 * seconds))) * 1000
+            note(python_p99_ms=plain, http_p99_ms=http, gateway_p99_c64_ms=http - plain)
+            note(requests_per_s=await closed_loop(connections, request, seconds))
+            note(sse_events_per_s=await sse_rate(port, 64, int(400 * seconds)))
+            note(sse_first_byte_ms=statistics.median(await first_byte(port, calls // 3)))
+        note(**{f"idle_sse_{idle_count}_mb": await idle(port, pid, idle_count)})
+    if with_ray:
+        rate = await ray_rate(seconds)
+        if rate is not None:
+            note(ray_serve_requests_per_s=rate)
+    return {name: round(statistics.median(values), 3) for name, values in found.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_argument("--quick", action="store_true", help="one short round")
+    parser.add_argument("--no-ray", action="store_true", help="leave Ray Serve out")
+    options = parser.parse_args()
+    rounds, seconds = (1, 0.5) if options.quick else (5, 3.0)
+    figures = uvloop.run(measure(rounds, seconds, 2000, not options.no_ray))
+    if options.json:
+        print(json.dumps(figures))
+        return
+    about = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    print(f"omni-flow {omni_flow.__version__}, {about}; medians of {rounds} rounds")
+    for name, value in figures.items():
+        print(f"{name:28} {value:12,.3f}")
+
+
+if __name__ == "__main__":
+    main()
