@@ -134,11 +134,12 @@ class Arena:
             raise BadArgument(f"arena {name} of {size} bytes came with a file of {have}")
         return cls(name, fd, size, write, page_size)
 
-    def populate(self, threads: int = 0) -> None:
+    def populate(self, threads: int = 0, upto: int | None = None) -> None:
         """Fault every page in, without touching its content, in steps that let other threads run.
 
         Args:
             threads: how many at once (0: one per core, at most 8); the kernel clears pages, which one core does slowly.
+            upto: only the bytes before it. A client that maps what the manager has populated saves its own page faults.
 
         Raises:
             OutOfMemory: the memory is not there.
@@ -148,9 +149,12 @@ class Arena:
         libc = ctypes.CDLL(None, use_errno=True)
         libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
         with ThreadPoolExecutor(threads or min(8, os.cpu_count() or 1), "populate") as pool:
-            for _ in pool.map(lambda at: self._populate_step(libc, at), range(0, self.size, _STEP)):
+            for _ in pool.map(
+                lambda at: self._populate_step(libc, at), range(0, min(upto or self.size, self.size), _STEP)
+            ):
                 pass
-        self.populated.set()
+        if upto is None or upto >= self.size:
+            self.populated.set()
 
     def _populate_step(self, libc: ctypes.CDLL, at: int) -> None:
         length = min(_STEP, self.size - at)

@@ -22,13 +22,16 @@ from omni_flow.control.runtime.node import Node
 from omni_flow.control.runtime.values import Values
 from omni_flow.control.runtime.wire import BatchCodec, Head
 from omni_flow.control.transport import make_transport
+from omni_flow.data.errors import DataError
 from omni_flow.deploy.blame import blame
 from omni_flow.deploy.errors import LaunchError, UnknownRole
 from omni_flow.deploy.link import NurseryLink
+from omni_flow.deploy.memory import Memory, MemoryProcess
 from omni_flow.deploy.messages import Setup
 from omni_flow.deploy.places import BACKOFF_S, UP, PlaceStatus, RoleStatus
 from omni_flow.deploy.rundir import RunDir
 from omni_flow.deploy.supervisor import Supervisor
+from omni_flow.deploy.tensors import ArenaTensors
 
 Transports = Literal["unix", "ipc", "tcp", "inproc"]
 Starts = Literal["auto", "fork", "spawn"]
@@ -123,7 +126,7 @@ class Options(TypedDict, total=False):
     worker thread may outlive its request, `stall_s`: how long role code may keep an event loop from turning, before
     its replica is started anew. `backoff_s`: waits before the restarts of a replica that dies again and again; after
     one more its place is down. `log_level`: of the workers, whose logs go to standard error. `debug`: tracebacks in
-    LaunchError.
+    LaunchError. `memory`: the arena through which roles hand over large arrays; None: arrays travel in messages.
     """
 
     replicas: Mapping[str, int] | None
@@ -139,6 +142,7 @@ class Options(TypedDict, total=False):
     backoff_s: Sequence[float]
     log_level: str
     debug: bool
+    memory: Memory | None
 
 
 class LocalLauncher:
@@ -157,11 +161,15 @@ class LocalLauncher:
         self._target = _target_for(options.get("start", "auto"), options.get("target"))
         self._numbers = itertools.count()
         self._run_dir = RunDir(options.get("run_dir"))
+        self._notify = options.get("on_event") or (lambda line: log.info("%s", line))
+        memory = options.get("memory", Memory())
+        self._memory = None if memory is None else MemoryProcess(memory, self._run_dir.path, self._notify)
+        self._tensors: ArenaTensors | None = None
         self._supervisor = Supervisor(
             self._plan,
             self._make_link,
             self._new_address,
-            options.get("on_event") or (lambda line: log.info("%s", line)),
+            self._notify,
             backoff_s=options.get("backoff_s", BACKOFF_S),
             debug=options.get("debug", False),
         )
@@ -171,6 +179,7 @@ class LocalLauncher:
             self._run_dir.remove()
             raise
         self.gateway: Gateway
+        self.node: Node | None = None
 
     def _make_link(self) -> NurseryLink:
         return NurseryLink(self._plan, self._run_dir.lock, self._target)
@@ -182,32 +191,42 @@ class LocalLauncher:
 
     async def start(self) -> None:
         """Bring every role up, on the running loop. Raises LaunchError; nothing is left then."""
-        membership = self._supervisor.membership
-        self.node = Node(
-            self._plan,
-            make_transport(self._new_address(), BatchCodec(), key=self._key),
-            Values(),
-            credit=self._credit,
-            on_control=membership.on_control,
-        )
         try:
-            await self.node.start()
-            membership.start(self.node)
-            self.gateway = Gateway(self.node, limits=self._options.get("limits"))
-            setup = Setup(
-                registry=self.node.address,
-                run_dir=self._run_dir.path,
-                credit=self._credit,
-                grace_s=self._options.get("grace_s", 5.0),
-                stall_s=self._options.get("stall_s", 30.0),
-                log_level=self._options.get("log_level", "INFO"),
-                key=self._key,
-            )
-            self._supervisor.attach(self._first_link, setup, self.gateway)
-            await self._supervisor.launch(self._counts)
+            if self._memory is not None:
+                await self._memory.start()
+                self._tensors = await asyncio.to_thread(ArenaTensors, self._memory.address, "gateway")
+            await self._start_node()
+        except DataError as error:
+            await self._end()
+            raise LaunchError({"": f"the memory manager did not start: {error}"}) from error
         except BaseException:
             await self._end()
             raise
+
+    async def _start_node(self) -> None:
+        membership = self._supervisor.membership
+        self.node = Node(
+            self._plan,
+            make_transport(self._new_address(), BatchCodec(self._tensors), key=self._key),
+            Values(tensors=self._tensors),
+            credit=self._credit,
+            on_control=membership.on_control,
+        )
+        await self.node.start()
+        membership.start(self.node)
+        self.gateway = Gateway(self.node, limits=self._options.get("limits"))
+        setup = Setup(
+            registry=self.node.address,
+            run_dir=self._run_dir.path,
+            credit=self._credit,
+            grace_s=self._options.get("grace_s", 5.0),
+            stall_s=self._options.get("stall_s", 30.0),
+            log_level=self._options.get("log_level", "INFO"),
+            key=self._key,
+            memory=None if self._memory is None else self._memory.address,
+        )
+        self._supervisor.attach(self._first_link, setup, self.gateway)
+        await self._supervisor.launch(self._counts)
 
     def status(self) -> dict[str, RoleStatus]:
         """Every role with its places."""
@@ -222,6 +241,7 @@ class LocalLauncher:
 
     async def census(self) -> dict[str, dict[str, int]]:
         """What every live replica holds, by id."""
+        assert self.node is not None
         return await self.node.inspect()
 
     async def close(self, drain_s: float = 0.0) -> None:
@@ -232,7 +252,12 @@ class LocalLauncher:
 
     async def _end(self) -> None:
         await self._supervisor.close(CLOSE_GRACE_S)
-        await self.node.close()
+        if self.node is not None:
+            await self.node.close()
+        if self._tensors is not None:
+            self._tensors.close()
+        if self._memory is not None:
+            await self._memory.close()
         self._run_dir.remove()
 
 

@@ -28,7 +28,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     bound. `pools`: KV page pools. `populate`: `now`, `background` or `lazy`.
     """
 
-    temp_bytes: int = 512 << 20
+    temp_bytes: int = 256 << 20
     temp_client_bytes: int = 0
     pools: tuple[PoolSpec, ...] = ()
     populate: str = "background"

@@ -18,6 +18,8 @@ from omni_flow.control.transport.directory import private_directory
 from omni_flow.deploy.errors import RunDirInUse
 
 _LOCK = "lock"
+_MEMORY_LOCK = "memory.sock.lock"
+"""What the memory manager keeps beside its socket."""
 
 
 class RunDir:
@@ -57,10 +59,10 @@ class RunDir:
 
 
 def remove(path: str) -> None:
-    """Remove the sockets and the lock in a run directory, and the directory unless a user keeps other files there."""
+    """Remove the sockets and the locks in a run directory, and the directory unless a user keeps other files there."""
     with contextlib.suppress(FileNotFoundError):
         for entry in os.scandir(path):
-            if entry.name == _LOCK or stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode):
+            if entry.name in (_LOCK, _MEMORY_LOCK) or stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode):
                 os.unlink(entry.path)
         try:
             os.rmdir(path)

@@ -6,6 +6,7 @@ once, when it is given. Readers map the same memory read-only.
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
 from collections.abc import Sequence
@@ -17,10 +18,15 @@ from numpy.typing import DTypeLike, NDArray
 from omni_flow.control.arrays import is_torch
 from omni_flow.control.runtime.tensors import Placed, TensorGone
 from omni_flow.data.client import MemoryManagerClient
-from omni_flow.data.errors import NeverFits, PoolFull, StaleDescriptor
+from omni_flow.data.errors import DataError, Disconnected, NeverFits, OutOfMemory, PoolFull, StaleEpoch
 from omni_flow.data.ledger import TEMP_ARENA
 from omni_flow.data.temp_client import Share, TempBuffer, TempClient
 from omni_flow.refs import TensorRef
+
+log = logging.getLogger("omni_flow.tensors")
+
+WARM_BYTES = 64 << 20
+"""How much of the arena each process maps in at once; the pool hands out low addresses first."""
 
 
 class ArenaTensors:
@@ -38,6 +44,18 @@ class ArenaTensors:
         self._made: dict[int, TempBuffer] = {}
         self.copied = 0
         self.in_place = 0
+        self._warm = threading.Thread(target=self._map_in, name="warm", daemon=True)
+        self._warm.start()
+
+    def _map_in(self) -> None:
+        """Fault in the part of the arena that is used first, so that no request pays for it."""
+        maps = self._temp.buffers.maps
+        try:
+            for arena in (maps.writer, maps.reader):
+                if arena is not None:
+                    arena.populate(1, WARM_BYTES)
+        except OutOfMemory as error:
+            log.warning("%s", error)
 
     def empty(self, shape: tuple[int, ...] | int, dtype: DTypeLike = "float32") -> NDArray[Any]:
         """An array to compute into: given as an output, it is handed over without a copy.
@@ -68,6 +86,9 @@ class ArenaTensors:
             try:
                 buffer = self._temp.alloc(max(nbytes, 1), timeout=0)
             except (PoolFull, NeverFits):
+                return None
+            except (Disconnected, StaleEpoch) as gone:
+                log.warning("arrays travel in messages for now: %s", gone)
                 return None
         buffer.nbytes = nbytes
         return buffer
@@ -124,13 +145,16 @@ class ArenaTensors:
         try:
             with self._lock:
                 return ArenaTaken(self._temp.adopt(ref))
-        except StaleDescriptor as stale:
-            raise TensorGone(str(stale)) from stale
+        except DataError as gone:
+            raise TensorGone(str(gone)) from gone
 
     def settle(self, refs: Sequence[TensorRef]) -> None:
         """See `Tensors.settle`."""
         with self._lock:
-            self._temp.settle(refs)
+            try:
+                self._temp.settle(refs)
+            except (Disconnected, StaleEpoch):
+                log.debug("the memory manager that held %d buffers is gone, and they with it", len(refs))
 
     def publish(self, buffer: TempBuffer, dtype: str, shape: tuple[int, ...], consumers: int) -> None:
         """Hand a buffer to so many readers."""
@@ -144,6 +168,7 @@ class ArenaTensors:
 
     def close(self) -> None:
         """End the session; what it held is free."""
+        self._warm.join()
         self._client.close()
 
 

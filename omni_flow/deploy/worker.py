@@ -24,6 +24,7 @@ from omni_flow.control.transport import make_transport
 from omni_flow.deploy import messages
 from omni_flow.deploy.blame import Blame, blame
 from omni_flow.deploy.messages import EXIT_BROKEN, EXIT_LOAD, EXIT_STALLED, EXIT_STUCK, Ending, Setup, Start
+from omni_flow.deploy.tensors import ArenaTensors
 from omni_flow.deploy.watchdog import Watchdog
 
 CLOSE_S = 2.0
@@ -66,17 +67,18 @@ class Worker:
         loop = asyncio.get_running_loop()
         self._ending = loop.create_future()
         on_signal(loop, signal.SIGTERM, self._end_soon)
+        tensors = None if setup.memory is None else ArenaTensors(setup.memory, start.id)
         node = self._node = Node(
             self._plan,
-            make_transport(start.address, BatchCodec(), key=setup.key),
-            Values(),
+            make_transport(start.address, BatchCodec(tensors), key=setup.key),
+            Values(tensors=tensors),
             credit=setup.credit,
             on_control=self._on_control,
             registry=setup.registry,
         )
         await node.start()
         role = self._plan.roles[start.role]
-        replica = Replica(node, role, start.id, grace_s=setup.grace_s, on_stuck=self._on_stuck)
+        replica = Replica(node, role, start.id, grace_s=setup.grace_s, on_stuck=self._on_stuck, data=tensors)
         begun = time.monotonic()
         load = asyncio.ensure_future(replica.load())
         await asyncio.wait((load, self._ending), return_when=asyncio.FIRST_COMPLETED)

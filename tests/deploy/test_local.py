@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import threading
@@ -331,6 +332,7 @@ def test_a_gateway_that_closes_leaves_nothing_in_the_replicas() -> None:
 
 def test_ten_launches_in_a_row_leak_nothing(run_directories: Path) -> None:
     def open_files() -> int:
+        gc.collect()
         return len(os.listdir("/proc/self/fd"))
 
     def children() -> str:
