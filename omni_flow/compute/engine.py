@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -101,6 +101,7 @@ class Request:
         sampling: how tokens are chosen and when it ends.
         tenant: separates the caches of tenants; set by the server, never by a client.
         logits, hidden: stream the logits, the hidden states, of each generated position with its token.
+        steps: run the engine's step hook for this request, which gets this; None: an ordinary request.
         prompt_logprobs: report the log-probability of each prompt token after the first.
         priority: larger goes first.
     """
@@ -110,6 +111,7 @@ class Request:
     tenant: bytes = b""
     logits: bool = False
     hidden: bool = False
+    steps: Mapping[str, Any] | None = None
     prompt_logprobs: bool = False
     priority: int = 0
 
@@ -124,6 +126,7 @@ class TokenEvent:
         top: the most likely tokens with their log-probabilities, if asked for.
         logits: float32 (vocabulary,), if asked for.
         hidden: float32 (hidden size,) of the position that chose the token, if asked for.
+        emitted: what the step hook emitted with it.
     """
 
     token: int
@@ -131,6 +134,7 @@ class TokenEvent:
     top: tuple[tuple[int, float], ...] = ()
     logits: Floats | None = None
     hidden: Floats | None = None
+    emitted: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

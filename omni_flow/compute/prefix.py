@@ -82,14 +82,17 @@ class PageChain:
     Args:
         root: of the namespace.
         media: spans by position in the whole sequence.
+
+    `limit`, if set, is where the part ends that its tokens and media determine; there are no keys beyond it.
     """
 
-    __slots__ = ("keys", "media", "root")
+    __slots__ = ("keys", "limit", "media", "root")
 
     def __init__(self, root: PageHash, media: Sequence[MediaSpan] = ()) -> None:
         self.root = root
         self.media = tuple(media)
         self.keys: list[PageHash] = []
+        self.limit: int | None = None
 
     def upto(self, tokens: Any, count: int, page_size: int) -> list[PageHash]:
         """Keys of the full pages of the first `count` tokens; what was hashed before is not hashed again.
@@ -97,7 +100,7 @@ class PageChain:
         Args:
             tokens: a sequence of ids of which no token that was given before has changed.
         """
-        pages, done = count // page_size, len(self.keys)
+        pages, done = (count if self.limit is None else min(count, self.limit)) // page_size, len(self.keys)
         if done < pages:
             start = done * page_size
             new = np.asarray(tokens[start : pages * page_size], np.int64).astype(np.uint32)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,6 +54,8 @@ class Row:
         prompt_tokens: length of the prompt.
         history: needed where `sampling` has penalties or bad words.
         logits, hidden: whether the request wants its logits, its hidden states.
+        request, place: of a row with steps, the kernel's request and its row in the kernel's tables.
+        partial: the row ends in the middle of a prompt; what is drawn for it is thrown away.
     """
 
     sampling: Sampling
@@ -62,6 +64,9 @@ class Row:
     history: History | None = None
     logits: bool = False
     hidden: bool = False
+    request: Any = None
+    place: int = 0
+    partial: bool = False
 
 
 class Chosen(NamedTuple):

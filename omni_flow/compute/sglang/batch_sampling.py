@@ -30,7 +30,16 @@ def _row(request: Any, vocabulary: int, device: Any) -> Any:
         history = History(request.origin_input_ids, request.output_ids, vocabulary, device)
     ends = (() if sampling.ignore_eos else tuple(request.eos_token_ids or ())) + sampling.stop_token_ids
     wants = request.__dict__.get("omni_wants", (False, False))
-    return Row(sampling, ends, len(request.origin_input_ids), history, *wants)
+    return Row(
+        sampling,
+        ends,
+        len(request.origin_input_ids),
+        history,
+        *wants,
+        request=request if "omni_state" in request.__dict__ else None,
+        place=request.req_pool_idx,
+        partial=request.extend_range.end < len(request.full_untruncated_fill_ids),
+    )
 
 
 def from_batch(info: Any, batch: Any, vocabulary: int) -> None:
@@ -71,6 +80,7 @@ def make_sampler() -> Any:
 
     from omni_flow.compute.sampler import sample
     from omni_flow.compute.sglang.step_hook import after_sampling
+    from omni_flow.compute.sglang.takeover import current
 
     class OmniSampler(Sampler):  # type: ignore[misc]
         """See the module."""
@@ -91,7 +101,7 @@ def make_sampler() -> Any:
                 self.output_logprob_processor.compute_logprobs(
                     logprobs, top_logprobs_nums, token_ids_logprobs, chosen.tokens
                 ).write_output_to(logits_output)
-            tokens = after_sampling(logits_output, sampling_info.omni, chosen.tokens, positions)
+            tokens = after_sampling(current().steps, logits_output, sampling_info.omni, chosen.tokens)
             self._sync_token_ids_across_tp(tokens, sampling_info)
             return tokens
 

@@ -28,6 +28,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         revision, weight_version: identity of the weights in page hashes.
         manager, pool: address and pool of the node's memory manager; "" keeps pages in the engine's process.
         hidden: keep the hidden state of each step's last position, for requests and step hooks that ask for it.
+        step_hook: `module:name` of what makes the step hook; set by the engine.
         load_format: `auto`, or `dummy` for random weights (benchmarks).
         extra: further arguments of SGLang's `ServerArgs`, by name.
     """
@@ -48,6 +49,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     manager: str = ""
     pool: str = ""
     hidden: bool = False
+    step_hook: str = ""
     load_format: str = "auto"
     extra: dict[str, Any] = {}
 

@@ -35,6 +35,7 @@ from omni_flow.compute.sglang.wire import (
     frame,
     from_engine,
 )
+from omni_flow.compute.steps import MakeStepHook, reference
 
 
 def _floats(raw: bytes) -> Floats:
@@ -51,6 +52,7 @@ def _events(step: Step) -> list[TokenEvent]:
                 tuple(step.top[at]) if at < len(step.top) else (),
                 _floats(step.logits[at]) if at < len(step.logits) else None,
                 _floats(step.hidden[at]) if at < len(step.hidden) else None,
+                step.emitted[at] if at < len(step.emitted) else None,
             )
         )
     return events
@@ -61,10 +63,15 @@ class SGLangEngine:
 
     Args:
         config: what the process runs.
+        step_hook: makes the model's step hook in the engine process, see `omni_flow.compute.steps`.
         start_timeout: seconds until it must be ready.
     """
 
-    def __init__(self, config: EngineConfig, *, start_timeout: float = 600.0) -> None:
+    def __init__(
+        self, config: EngineConfig, *, step_hook: MakeStepHook | None = None, start_timeout: float = 600.0
+    ) -> None:
+        if step_hook is not None:
+            config = msgspec.structs.replace(config, hidden=True, overlap=False, step_hook=reference(step_hook))
         self.config = config
         self._timeout = start_timeout
         self._process: subprocess.Popen[bytes] | None = None
@@ -97,7 +104,8 @@ class SGLangEngine:
             str(theirs.fileno()),
             msgspec.json.encode(self.config).decode(),
         ]
-        environment = dict(os.environ)
+        # what this process can import the engine process can import, step hooks above all
+        environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
         if self.config.threads:
             environment["OMP_NUM_THREADS"] = str(self.config.threads)
         self._process = subprocess.Popen(  # noqa: ASYNC220 - a fork, milliseconds
@@ -123,6 +131,8 @@ class SGLangEngine:
 
     async def generate(self, request: Request) -> AsyncGenerator[Event, None]:
         layout = lay_out(request.spans)
+        if request.steps is not None and not self.config.step_hook:
+            raise BadRequest("steps were asked for, the engine has no step hook", "start it with one")
         if self._died is not None or self._writer is None:
             raise self._died or EngineDied("the engine is not started", "call start()")
         if len(layout.ids) > self.ready.max_prompt:
@@ -158,6 +168,7 @@ class SGLangEngine:
                     request.hidden,
                     request.prompt_logprobs,
                     request.priority,
+                    None if request.steps is None else dict(request.steps),
                 )
             )
             while not ended:

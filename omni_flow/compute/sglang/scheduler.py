@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 from omni_flow.compute.prefix import PageChain
+from omni_flow.compute.sglang import step_hook
 from omni_flow.compute.sglang.takeover import current
 from omni_flow.compute.sglang.wire import (
     AskStats,
@@ -147,10 +148,11 @@ class Outlet:
             if asked.sampling.logprobs:
                 pairs = zip(output.output_top_logprobs_val[at], output.output_top_logprobs_idx[at], strict=True)
                 step.top = [[(int(i), float(v)) for v, i in zip(*pair, strict=True)] for pair in pairs]
-        if asked.logits or asked.hidden:
+        if asked.logits or asked.hidden or asked.steps is not None:
             info = output.customized_info
             step.logits = [row.numpy().tobytes() for row in info["logits"][at] if row is not None]
             step.hidden = [row.numpy().tobytes() for row in info["hidden"][at] if row is not None]
+            step.emitted = list(info["emitted"][at])
         if asked.prompt_logprobs and output.input_token_logprobs_val[at]:
             self._prompt[rid] = [float(value) for value in output.input_token_logprobs_val[at][1:]]
         if tokens:
@@ -239,10 +241,14 @@ def scheduler_class() -> type:
                 media = [MediaSpan(m.start, m.length, MediaDigest(m.digest)) for m in message.media]
                 req.omni_chain = PageChain(takeover.root_of(message.tenant), media)
                 req.omni_sampling = message.sampling
+                if message.steps is not None:
+                    step_hook.begin(takeover.steps, req, message.steps)
                 if message.sampling.ignore_eos:
                     req.eos_token_ids = None
                     req.tokenizer = Endless(req.tokenizer) if req.tokenizer is not None else None
                 req.omni_wants = (message.logits, message.hidden)
+            elif "omni_fed" in req.__dict__:
+                step_hook.feed_again(req)
             super()._add_request_to_queue(req, is_retracted)
 
         def counts(self) -> dict[str, int]:

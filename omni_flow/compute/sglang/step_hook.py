@@ -1,16 +1,121 @@
-"""What happens between the choice of a token and the next step: logits and hidden states for those who asked."""
+"""Where a step hook meets SGLang: behind the sampler, and before the model's next forward.
+
+A row that continues from an embedding has it in a side table by the request's row in SGLang's tables; the model's
+forward reads it from there, so a captured graph reads it as well.
+"""
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
+from omni_flow.compute.steps import StepHook, StepRow
 
-def after_sampling(logits_output: Any, batch: Any, tokens: Any, positions: Any) -> Any:
+
+class Steps:
+    """The step hook of an engine and its side table.
+
+    Args:
+        hook: the model's object.
+        rows: rows of SGLang's request table.
+        hidden: width of an embedding.
+    """
+
+    def __init__(self, hook: StepHook, rows: int, hidden: int, dtype: Any, device: Any) -> None:
+        import torch
+
+        self.hook = hook
+        self.table = torch.zeros(rows, hidden, dtype=dtype, device=device)
+        self.feeds = torch.zeros(rows, dtype=torch.bool, device=device)
+
+    def inputs(self, embed: Any, ids: Any, rows: Any) -> Any:
+        """Embeddings of a decode step: from the side table where a row feeds one, else of its token."""
+        import torch
+
+        return torch.where(self.feeds[rows][:, None], self.table[rows], embed(ids))
+
+    def run(self, batch: Any, tokens: Any, hidden: Any, logits: Any) -> tuple[Any, list[bytes | None]]:
+        """Let the hook work on its rows; returns the tokens of all rows, and what they emit."""
+        import torch
+
+        emitted: list[bytes | None] = [None] * len(batch.rows)
+        at = [number for number, row in enumerate(batch.rows) if row.request is not None and not row.partial]
+        places = torch.tensor([row.place for row in batch.rows], device=tokens.device)
+        feeds = torch.zeros(len(batch.rows), dtype=torch.bool, device=tokens.device)
+        if at:
+            requests = [batch.rows[number].request for number in at]
+            rows = [StepRow(r.omni_state, len(r.omni_fed), r.omni_sampling.seed) for r in requests]
+            index = torch.tensor(at, device=tokens.device)
+            made = self.hook.step(rows, hidden[index], tokens[index], logits[index])
+            tokens = tokens.index_copy(0, index, made.tokens.to(tokens.dtype))
+            for number, out in zip(at, made.emitted, strict=True):
+                emitted[number] = out
+            if made.feeds is not None and made.embeddings is not None:
+                feeds[index] = made.feeds
+                self.table[places[index]] = made.embeddings.to(self.table.dtype)
+            for number, request in enumerate(requests):
+                fed = made.feeds is not None and bool(made.feeds[number])
+                request.omni_fed.append(
+                    made.embeddings[number].clone() if fed and made.embeddings is not None else None
+                )
+        self.feeds[places] = feeds
+        return tokens, emitted
+
+
+def after_sampling(steps: Steps | None, output: Any, batch: Any, tokens: Any) -> Any:
     """Called by the sampler; returns the tokens that the scheduler goes on with."""
-    if any(row.logits or row.hidden for row in batch.rows):
-        logits, hidden = logits_output.next_token_logits, logits_output.hidden_states
-        logits_output.customized_info = {
+    emitted: list[bytes | None] = [None] * len(batch.rows)
+    if steps is not None:
+        tokens, emitted = steps.run(batch, tokens, output.hidden_states, output.next_token_logits)
+    if any(row.logits or row.hidden or row.request is not None for row in batch.rows):
+        logits, hidden = output.next_token_logits, output.hidden_states
+        output.customized_info = {
             "logits": [logits[at].float().cpu() if row.logits else None for at, row in enumerate(batch.rows)],
             "hidden": [hidden[at].float().cpu() if row.hidden else None for at, row in enumerate(batch.rows)],
+            "emitted": emitted,
         }
     return tokens
+
+
+def put_in(where: str, runner: Any) -> Steps:
+    """Make the hook named by `module:name` for a loaded model, and let the model's decode steps read its embeddings."""
+    module, _, name = where.partition(":")
+    make: Any = importlib.import_module(module)
+    for part in name.split("."):
+        make = getattr(make, part)
+    model = runner.model
+    rows = runner.req_to_token_pool.req_to_token.shape[0]
+    steps = Steps(make(model), rows, runner.model_config.hidden_size, runner.dtype, runner.device)
+    original, embed = model.forward, model.get_input_embeddings()
+
+    def forward(input_ids: Any, positions: Any, forward_batch: Any, *more: Any, **named: Any) -> Any:
+        if forward_batch.forward_mode.is_decode() and named.get("input_embeds") is None:
+            named["input_embeds"] = steps.inputs(embed, input_ids, forward_batch.req_pool_indices)
+        return original(input_ids, positions, forward_batch, *more, **named)
+
+    model.forward = forward
+    return steps
+
+
+def begin(steps: Steps, request: Any, asked: dict[str, Any]) -> None:
+    """A new request with steps. Its generated rows don't follow from tokens, so none of their pages is ever shared."""
+    request.omni_state = steps.hook.begin(asked)
+    request.omni_fed = []
+    request.omni_chain.limit = len(request.origin_input_ids)
+
+
+def feed_again(request: Any) -> None:
+    """A retracted request computes its tokens anew: rows that came from embeddings come from them again."""
+    import torch
+    from sglang.srt.managers.embed_types import PositionalEmbeds
+
+    del request.omni_fed[len(request.output_ids) :]
+    start = len(request.origin_input_ids)
+    fed = [(start + at, rows) for at, rows in enumerate(request.omni_fed) if rows is not None]
+    if fed:
+        given = request.__dict__.setdefault("omni_given", request.positional_embed_overrides)
+        places = [*(given.positions if given is not None else ()), *(place for place, _ in fed)]
+        rows = [*(given.embeds if given is not None else ()), *(row for _, row in fed)]
+        request.positional_embed_overrides = PositionalEmbeds(
+            embeds=torch.stack([row.float().cpu() for row in rows]), positions=places
+        )

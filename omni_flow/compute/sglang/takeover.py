@@ -29,6 +29,7 @@ class Takeover:
         batch: the batch SGLang allocates for, see `allocator.remember_batch`.
         pool_page_bytes: bytes of a page of the manager's pool, which the model's must equal; 0: no pool.
         rule: where the model lets a match end.
+        steps: the step hook (`step_hook.Steps`), if there is one.
     """
 
     book: PageBook
@@ -39,6 +40,7 @@ class Takeover:
     arena_pages: int = 0
     batch: Any = None
     rule: MatchRule = anywhere
+    steps: Any = None
     pool_page_bytes: int = 0
     counters: dict[str, int] = field(default_factory=lambda: {"hit_tokens": 0, "sealed": 0, "replaced": 0})
     _roots: dict[bytes, PageHash] = field(default_factory=dict)

@@ -39,6 +39,7 @@ class Generate(msgspec.Struct, array_like=True, tag="g"):
     hidden: bool
     prompt_logprobs: bool
     priority: int
+    steps: dict[str, Any] | None = None
 
 
 class Cancel(msgspec.Struct, array_like=True, tag="c"):
@@ -72,6 +73,7 @@ class Step(msgspec.Struct, array_like=True, tag="t"):
     top: list[list[tuple[int, float]]]
     logits: list[bytes]
     hidden: list[bytes]
+    emitted: list[bytes | None] = []
 
 
 class End(msgspec.Struct, array_like=True, tag="e"):

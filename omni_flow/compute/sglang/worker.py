@@ -17,7 +17,7 @@ import msgspec
 from omni_flow.compute.checkpoint import check_tensors, checkpoint_revision, read_config
 from omni_flow.compute.errors import BadRequest, ComputeError
 from omni_flow.compute.kv_layout import kv_layout
-from omni_flow.compute.sglang import takeover
+from omni_flow.compute.sglang import step_hook, takeover
 from omni_flow.compute.sglang.config import EngineConfig, server_arguments
 from omni_flow.compute.sglang.pages import LOT, PageBook
 from omni_flow.compute.sglang.pagesource import LocalPages, PoolPages
@@ -115,6 +115,8 @@ def start(config: EngineConfig, inlet: Inlet) -> Any:
     kind.inlet = inlet
     scheduler = kind(arguments, PortArgs.init_new(arguments), 0, 0, 0, 0, 0, 0, None)
     plugin.verify(scheduler)
+    if config.step_hook:
+        mine.steps = step_hook.put_in(config.step_hook, scheduler.tp_worker.model_runner)
     return scheduler
 
 
