@@ -19,6 +19,7 @@ import msgspec
 from omni_flow.data.arena import Arena
 from omni_flow.data.device_arena import DeviceArena
 from omni_flow.data.errors import BadArgument, BadMessage, CallTimeout, DataError, Disconnected, StaleEpoch
+from omni_flow.data.handshake import naming_vector
 from omni_flow.data.hostid import host_id
 from omni_flow.data.kv_client import KvCalls
 from omni_flow.data.messages import ArenaInfo, ArenaRef, Hello, Tree, Welcome
@@ -158,7 +159,7 @@ class MemoryManagerClient(KvCalls):
         self.on_event: Callable[[Message], None] | None = None
         self.on_stale: list[Callable[[], None]] = []
         self.on_trim: list[Callable[[], None]] = []
-        self._hello = Hello(role, name, read_only, quotas or {}, kinds, os.getpid(), host_id())
+        self._hello = Hello(role, name, read_only, quotas or {}, kinds, os.getpid(), host_id(), naming_vector())
         self._shared_key = shared_key
         self._request = 0
         self._closed = False
@@ -367,11 +368,15 @@ class MemoryManagerClient(KvCalls):
         return data
 
     def close(self) -> None:
-        """End the session; the server takes everything back."""
+        """End the session; the server takes everything back. Mappings go with the last array over them."""
         if isinstance(self.link, ZmqLink) and not self._closed:
             self.tell(Op.GOODBYE)
         self._closed = True
         self.link.close()
+        for arena in self._arenas.values():
+            arena.close()
+        self._arenas.clear()
+        self.on_stale.clear()
 
     def __enter__(self) -> MemoryManagerClient:
         return self

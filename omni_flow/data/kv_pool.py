@@ -26,6 +26,7 @@ U8 = NDArray[np.uint8]
 U32 = NDArray[np.uint32]
 Mask = NDArray[np.bool_]
 SLICE_PAGES: Final = 2048
+SLICE_TOKENS: Final = 64
 
 Taken = Callable[[Reservation], None]
 Failed = Callable[[DataError], None]
@@ -400,6 +401,20 @@ class KvPool:
         tiers = np.where(found.tiers == L3, 0, found.tiers).astype(np.uint8)
         return self._pin(account, tiers, found.slots) if tiers.any() else 0
 
+    def fitting(self, account: Account, found: Pinned) -> int:
+        """How many copies from the front this account may still pin within its shares."""
+        fits = len(found.slots)
+        if min(account.share1.room, account.share2.room) >= fits:
+            return fits
+        for bit in (L1, L2):
+            share = account.share(bit)
+            at = np.flatnonzero(found.tiers == bit)
+            fresh = share.counts[found.slots[at]] == 0
+            if int(fresh.sum()) > max(0, share.room):
+                over = np.flatnonzero(np.cumsum(fresh) > max(0, share.room))[0]
+                fits = min(fits, int(at[over]))
+        return fits
+
     def _pin(self, account: Account, tiers: U8, slots: U32, always: bool = False) -> int:
         """Pin distinct copies; a position that repeats a slot of the batch becomes tier 0.
 
@@ -490,8 +505,10 @@ class KvPool:
         while account.tokens:
             until = now + closed if closed else None
             done = 0
-            while account.tokens and done < SLICE_PAGES:
-                done += self.abort(account, next(iter(account.tokens)), None, until)
+            for token in list(itertools.islice(account.tokens, SLICE_TOKENS)):
+                done += self.abort(account, token, None, until)
+                if done >= SLICE_PAGES:
+                    break
             self.counters["reclaimed"] += done
             yield
         while account.leases:

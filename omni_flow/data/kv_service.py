@@ -177,7 +177,15 @@ class KvService(BaseService):
         pages, first, found = self._match(body, message)
         parts = found if len(found) == 1 else [Pinned(*(np.concatenate(column) for column in zip(*found, strict=True)))]
         whole = parts[0]
-        lease = pool.pin(pool.accounts[session.id], whole) if body.pin and pages else 0
+        account = pool.accounts[session.id]
+        if body.pin and len(found) == 1 and not body.groups[0].window:
+            stride = body.groups[0].stride
+            fits = pool.fitting(account, whole) // stride
+            if fits < pages:
+                pages = fits
+                cut = pages * stride
+                whole = Pinned(whole.tiers[:cut], whole.slots[:cut], whole.generations[:cut])
+        lease = pool.pin(account, whole) if body.pin and pages else 0
         pool.note(whole, sum(map(len, message.columns)) - len(whole.slots))
         session.reply(message, Found(pages, lease, first), whole)
         if body.prefetch and pool.table.l3_count:

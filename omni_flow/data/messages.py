@@ -19,6 +19,7 @@ class Hello(msgspec.Struct, array_like=True):
         role: `client`, `mover` or `viewer`.
         quotas: pages of L1 per pool that must always be available to this session.
         kinds: job kinds a mover executes.
+        vector: `handshake.naming_vector` of the caller; empty for those who name no pages.
         pid, host: of the caller, believed only where the kernel does not tell (ZMQ) and only to notice its death.
     """
 
@@ -29,6 +30,7 @@ class Hello(msgspec.Struct, array_like=True):
     kinds: tuple[str, ...] = ()
     pid: int = 0
     host: str = ""
+    vector: bytes = b""
 
 
 class PoolInfo(msgspec.Struct, array_like=True):

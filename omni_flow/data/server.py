@@ -30,6 +30,7 @@ from omni_flow.data.errors import (
     SystemRefusal,
     UnknownName,
 )
+from omni_flow.data.handshake import naming_vector
 from omni_flow.data.hostid import host_id
 from omni_flow.data.kv_pool import PoolSpec
 from omni_flow.data.messages import ArenaInfo, ArenaRef, Hello, PoolInfo, Tree, Welcome
@@ -349,6 +350,8 @@ class Server:
             raise Refused("HELLO twice on one connection", "open another connection")
         if hello.role not in ROLES:
             raise UnknownName(f"role {hello.role!r}", f"one of {', '.join(ROLES)}")
+        if hello.vector and hello.vector != naming_vector():
+            raise Refused("this client names pages differently", "install the same version on both sides")
         if len(hello.name) > 200:
             raise BadMessage(f"a name of {len(hello.name)} characters", "at most 200")
         session.role, session.name = hello.role, hello.name

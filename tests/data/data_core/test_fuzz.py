@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from omni_flow.data.client import UnixLink
 from omni_flow.data.errors import BadMessage, Disconnected, Refused, StaleEpoch
 from omni_flow.data.kv_pool import PoolSpec
-from omni_flow.data.messages import Commit, Lookup, PoolName, Reserve
+from omni_flow.data.messages import Commit, Hello, Lookup, PoolName, Reserve
 from omni_flow.data.protocol import ERROR, Failure, Op, encode
 from omni_flow.data.server import ServerConfig
 
@@ -98,6 +98,13 @@ def test_oversized_half_and_foreign_messages_get_an_answer(manager: Make) -> Non
     assert failure(link) == StaleEpoch.code
     link.sock.send(encode(Op.COMMIT, 0, 7, epoch, Commit("kv", 3), (np.zeros(3, np.uint64),)))
     assert failure(link) == BadMessage.code
+    link.close()
+
+
+def test_a_client_that_names_pages_differently_is_refused(manager: Make) -> None:
+    link = UnixLink(manager().path)
+    link.send(encode(Op.HELLO, 0, 3, 0, Hello("client", "old", vector=bytes(32))))
+    assert failure(link) == Refused.code
     link.close()
 
 

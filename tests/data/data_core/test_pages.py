@@ -285,6 +285,19 @@ def test_a_quota_is_always_there(manager: Make) -> None:
             server.client(quotas={"kv": 1})
 
 
+def test_a_match_is_cut_to_what_the_quota_can_pin(manager: Make) -> None:
+    server = manager()
+    with server.client(role="engine", quotas={"kv": 20}) as engine, server.client() as other:
+        names = keys(40)
+        store(other, names)
+        engine.reserve("kv", 5)
+        found = engine.lookup("kv", names)
+        assert found.pages == 15
+        again = engine.lookup("kv", names)
+        assert again.pages == 15
+        assert engine.lookup("kv", names[20:]).pages == 0
+
+
 def test_a_quota_ends_with_its_session(manager: Make) -> None:
     server = manager()
     engine = server.client(quotas={"kv": 200})
