@@ -377,6 +377,8 @@ class MemoryManagerClient(KvCalls):
             arena.close()
         self._arenas.clear()
         self.on_stale.clear()
+        self.on_trim.clear()
+        self.on_event = None
 
     def __enter__(self) -> MemoryManagerClient:
         return self

@@ -169,6 +169,9 @@ class ArenaTensors:
     def close(self) -> None:
         """End the session; what it held is free."""
         self._warm.join()
+        with self._lock:
+            self._made.clear()
+            del self._temp
         self._client.close()
 
 
