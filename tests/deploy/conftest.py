@@ -49,10 +49,10 @@ def pids(app: AsyncDeployment) -> list[int]:
     return [replica.pid for role in app.status().values() for replica in role.replicas if replica.pid]
 
 
-async def emptied(app: AsyncDeployment) -> dict[str, dict[str, int]]:
+async def emptied(app: AsyncDeployment, rounds: int = 200) -> dict[str, dict[str, int]]:
     """What replicas hold once closes under way have been taken; asked a bounded number of times."""
     census: dict[str, dict[str, int]] = {}
-    for _ in range(200):
+    for _ in range(rounds):
         async with asyncio.timeout(WAIT_S):
             census = await app.census()
         if not any(any(held.values()) for held in census.values()):

@@ -53,6 +53,19 @@ def test_the_plain_client_sees_outputs_as_they_come_from_any_thread() -> None:
         )
 
 
+def test_a_client_may_take_the_first_value_and_then_await_the_rest_whatever_the_credit() -> None:
+    async def body() -> None:
+        async with deployed(diamond(), credit=4) as app:
+            request = await app.submit(text="abcdefghij" * 3, other="o")
+            first = aiter(request)
+            await anext(first)
+            await emptied(app, rounds=20)
+            result = await request.result()
+            assert result["each"] == list("ABCDEFGHIJ" * 3)
+
+    asyncio.run(body())
+
+
 def test_every_replica_is_a_process_and_requests_are_spread() -> None:
     async def body() -> None:
         async with deployed(one(Pid, replicas=3)) as app:

@@ -454,6 +454,7 @@ class LiveRequest(Outbox):
             self._collected[name].append(value)
             if delivered.passed:
                 self._request.consumed(delivered)
+        self.node.schedule_flush()
         while self.outcome is None:
             await self._wait()
         if self.outcome is Outcome.DONE:

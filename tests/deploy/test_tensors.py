@@ -1,0 +1,223 @@
+"""Large arrays between roles: they go through the memory manager by themselves, and nothing of it leaks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from omni_flow import Context, Graph, RequestFailed, Tensor, collect, launch, stream
+from omni_flow.data.client import MemoryManagerClient
+from omni_flow.deploy.launchers import LocalLauncher
+from omni_flow.deploy.memory import Memory
+
+from .conftest import Events, deployed, pid_of
+
+MIB = 1 << 20
+
+
+class Echo:
+    async def run(self, x: Any) -> Any:
+        return x
+
+
+class Where:
+    """Tells whether an array lies in the arena, and whether it may be written."""
+
+    async def look(self, x: Any) -> Any:
+        array = np.asarray(x)
+        owner = array
+        while isinstance(owner.base, np.ndarray):
+            owner = owner.base
+        return {"shared": type(owner.base).__name__ == "Share", "writable": bool(array.flags.writeable)}
+
+    async def kind(self, x: Any) -> str:
+        return f"{type(x).__name__} {x.dtype} {tuple(x.shape)} {float(x.sum())}"
+
+
+class InPlace:
+    def make(self, ctx: Context, n: int) -> Any:
+        array = ctx.empty((n,), "float32")
+        array[:] = 7
+        return array
+
+    async def stream(self, ctx: Context, n: int) -> AsyncIterator[Any]:
+        for k in range(n):
+            array = ctx.empty((MIB // 4,), "float32")
+            array[:] = k
+            yield array
+
+    async def drop(self, ctx: Context, n: int) -> int:
+        for _ in range(n):
+            ctx.empty((MIB,), "uint8")[:] = 1
+        return n
+
+
+class Firsts:
+    async def first(self, frame: Any) -> float:
+        return float(frame[0])
+
+
+class Holds:
+    async def hold(self, frame: Any) -> float:
+        await asyncio.Event().wait()
+        return float(frame[0])
+
+
+def one(cls: type, method: str, placeholder: Any = None) -> Graph:
+    graph = Graph("one")
+    name = "n" if method in ("make", "drop") else "x"
+    field = graph.placeholder(name, placeholder or int)
+    graph.output(y=graph.role("r", cls).interface(method, inputs=[[field]], outputs=["y"]).y)
+    return graph
+
+
+def temp_of(app: Any) -> dict[str, int | float]:
+    """Counters of the deployment's TempBuffer pool, after all that clients released was taken back."""
+    launcher = app.launcher
+    assert isinstance(launcher, LocalLauncher)
+    assert launcher.memory is not None
+    with MemoryManagerClient(launcher.memory.address, name="test", role="viewer") as client:
+        stats = client.stats()
+        assert client.check() == []
+    return {k: v for k, v in stats.items() if k.startswith("temp_")}
+
+
+async def slots_left(app: Any, ordinary: float) -> float:
+    """How many published slots there are once frees under way are done; magazines hold up to `ordinary` others."""
+    left = 0.0
+    for _ in range(300):
+        stats = temp_of(app)
+        left = stats["temp_slots"] + stats["temp_orphans"]
+        if left <= ordinary:
+            break
+        await asyncio.sleep(0.01)
+    return left
+
+
+def test_a_large_array_lies_in_the_arena_at_its_reader_who_may_not_write_it() -> None:
+    with launch(one(Where, "look", Tensor())) as app:
+        assert app.submit(x=np.zeros(MIB, np.uint8)).result(20)["y"] == {"shared": True, "writable": False}
+        assert app.submit(x=np.zeros(64, np.uint8)).result(20)["y"] == {"shared": False, "writable": False}
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "float64", "int64", "float16"])
+def test_arrays_come_back_equal_whatever_their_type(dtype: str) -> None:
+    array = (np.arange(3 * 5000) % 100).astype(dtype).reshape(3, 5000)
+    with launch(one(Echo, "run", Tensor())) as app:
+        back = app.submit(x=array).result(20)["y"]
+        assert back.dtype == array.dtype
+        assert np.array_equal(back, array)
+        back = app.submit(x=array[:, ::2]).result(20)["y"]
+        assert np.array_equal(back, array[:, ::2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tensors_arrive_as_tensors(dtype: torch.dtype) -> None:
+    with launch(one(Where, "kind", Tensor())) as app:
+        seen = app.submit(x=torch.ones((128, 128), dtype=dtype)).result(20)["y"]
+        assert seen == f"Tensor {dtype} (128, 128) 16384.0"
+
+
+def test_what_was_computed_in_place_is_handed_over_and_what_was_dropped_is_free() -> None:
+    async def body() -> None:
+        async with deployed(one(InPlace, "make")) as app:
+            first = 0.0
+            for turn in range(10):
+                for n in (10, 100_000, 4_000_000):
+                    y = (await (await app.submit(n=n)).result())["y"]
+                    assert y.shape == (n,)
+                    assert float(y[n // 2]) == 7
+                    del y
+                if turn == 0:
+                    first = temp_of(app)["temp_slots"]
+            assert await slots_left(app, first) <= first
+        async with deployed(one(InPlace, "drop"), memory=Memory(temp_bytes=16 * MIB)) as app:
+            assert (await (await app.submit(n=200)).result())["y"] == 200
+
+    asyncio.run(body())
+
+
+def streamed(reader: type, method: str) -> Graph:
+    graph = Graph("streamed")
+    n = graph.placeholder("n", int)
+    frames = graph.role("make", InPlace).interface("stream", inputs=[[n]], outputs=[stream("frame")])
+    for k in range(2):
+        read = graph.role(f"read{k}", reader).interface(method, inputs=[[frames.frame]], outputs=["y"])
+        graph.output(**{f"y{k}": collect(read.y)})
+    return graph
+
+
+def test_a_stream_many_times_the_pool_passes_to_two_readers() -> None:
+    async def body() -> None:
+        async with deployed(streamed(Firsts, "first"), memory=Memory(temp_bytes=32 * MIB), credit=8) as app:
+            result = await (await app.submit(n=200)).result()
+            assert result == {"y0": list(range(200)), "y1": list(range(200))}
+            assert await slots_left(app, 32) <= 32
+
+    asyncio.run(body())
+
+
+def test_a_cancelled_request_gives_back_what_its_readers_held() -> None:
+    async def body() -> None:
+        async with deployed(streamed(Holds, "hold"), credit=8) as app:
+            before = await slots_left(app, 0)
+            for _ in range(3):
+                request = await app.submit(n=100)
+                while min(h["running"] for h in (await app.census()).values()) == 0:
+                    await asyncio.sleep(0.005)
+                assert await request.cancel()
+            assert await slots_left(app, 16) <= max(16, before)
+
+    asyncio.run(body())
+
+
+def test_a_killed_reader_leaves_nothing_in_the_pool() -> None:
+    async def body() -> None:
+        events = Events()
+        async with deployed(streamed(Holds, "hold"), events, credit=8) as app:
+            request = await app.submit(n=100)
+            while min(h["running"] for h in (await app.census()).values()) == 0:
+                await asyncio.sleep(0.005)
+            os.kill(pid_of(app, "read0/0"), signal.SIGKILL)
+            with pytest.raises(RequestFailed):
+                await request.result()
+            assert await slots_left(app, 16) <= 16
+
+    asyncio.run(body())
+
+
+def test_a_full_pool_sends_arrays_in_messages() -> None:
+    with launch(one(Echo, "run", Tensor()), memory=Memory(temp_bytes=MIB)) as app:
+        array = np.arange(MIB, dtype=np.float32)
+        assert np.array_equal(app.submit(x=array).result(20)["y"], array)
+
+
+def test_without_a_memory_manager_arrays_travel_in_messages() -> None:
+    with launch(one(Where, "look", Tensor()), memory=None) as app:
+        assert app.submit(x=np.zeros(MIB, np.uint8)).result(20)["y"]["shared"] is False
+
+
+def test_a_killed_memory_manager_is_started_anew_and_requests_go_on() -> None:
+    async def body() -> None:
+        events = Events()
+        async with deployed(one(Where, "look", Tensor()), events) as app:
+            launcher = app.launcher
+            assert isinstance(launcher, LocalLauncher)
+            assert launcher.memory is not None
+            assert launcher.memory.pid is not None
+            os.kill(launcher.memory.pid, signal.SIGKILL)
+            array = np.zeros(MIB, np.uint8)
+            assert (await (await app.submit(x=array)).result())["y"]["writable"] is False
+            await events.until("the memory manager is up again")
+            for _ in range(3):
+                shared = (await (await app.submit(x=array)).result())["y"]["shared"]
+            assert shared
+
+    asyncio.run(body())
