@@ -14,6 +14,8 @@ from omni_flow.data.ssd.opening import write_sealed
 from omni_flow.data.ssd.segments import Segment, State
 
 Step = Callable[[], None]
+GROWTH_PAUSE_S = 60.0
+"""How long a disk that was full is left alone before another segment is tried."""
 
 
 class Keeper:
@@ -26,7 +28,7 @@ class Keeper:
         self._core = core
         self._carrier = Carrier(core)
         self._closing = False
-        self._spare_failed = False
+        self._grow_after = core.clock()
         self._busy: dict[str, float] = {}
         roles = {"seal": self._next_seal, "room": self._next_room}
         self._threads = [
@@ -121,9 +123,11 @@ class Keeper:
             with core.lock:
                 segment.state = State.SEALED
 
+    def _may_grow(self) -> bool:
+        return self._core.segments.fits_another() and self._core.clock() >= self._grow_after
+
     def _can_make_room(self) -> bool:
-        segments = self._core.segments
-        return (segments.fits_another() and not self._spare_failed) or self._victim() is not None
+        return self._may_grow() or self._victim() is not None
 
     def _victim(self) -> Segment | None:
         """The oldest full segment; one that a stalled read holds is passed over."""
@@ -134,7 +138,7 @@ class Keeper:
     def _make_spare(self) -> None:
         core = self._core
         with core.lock:
-            grow = core.segments.fits_another() and not self._spare_failed
+            grow = self._may_grow()
             victim = None if grow else self._victim()
             if grow:
                 core.segments.reserve()
@@ -145,10 +149,11 @@ class Keeper:
             except OSError as error:
                 with core.lock:
                     core.segments.reserve(-1)
-                    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or self._victim() is None:
+                    others = [s for s in core.segments.by_slot.values() if s.state is not State.OPEN]
+                    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or not others:
                         raise
-                    # The disk is smaller than the cap: live with the segments there are.
-                    self._spare_failed = True
+                    # The disk is smaller than the cap: live with the segments there are, or will be once sealed.
+                    self._grow_after = core.clock() + GROWTH_PAUSE_S
                 return
             with core.lock:
                 blocks = core.segments.segment_bytes // BLOCK
@@ -180,7 +185,7 @@ class Keeper:
             core.io.unlink(segment.path)
             with core.lock:
                 core.segments.remove(segment)
-                self._spare_failed = False
+                self._grow_after = core.clock()
             return
         ident = core.directory.next_ident()
         path = core.directory.name(ident, sealed=False)
