@@ -32,7 +32,7 @@ Taken = Callable[[Reservation], None]
 Failed = Callable[[DataError], None]
 
 
-class PoolSpec(msgspec.Struct, frozen=True, kw_only=True):
+class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a pool is.
 
     Args:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from typing import Any, ClassVar
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -154,16 +154,19 @@ class Pages(RuleBasedStateMachine):
             client.close()
 
 
-Pages.TestCase.settings = settings(
-    max_examples=int(os.environ.get("OMNI_STATE_EXAMPLES", "25")),
-    stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
+def with_settings(examples: int, steps: int) -> settings:
+    return settings(
+        max_examples=examples,
+        stateful_step_count=steps,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
 
 
 class TestPages(Pages.TestCase):
     """Runs the machine; one server serves all its examples."""
+
+    settings = with_settings(25, 40)
 
     @classmethod
     def teardown_class(cls) -> None:
@@ -174,3 +177,10 @@ class TestPages(Pages.TestCase):
         server.close()
         assert Pages.folder is not None
         Pages.folder.cleanup()
+
+
+@pytest.mark.long
+class TestPagesAtLength(TestPages):
+    """The same with many more examples."""
+
+    settings = with_settings(600, 80)
