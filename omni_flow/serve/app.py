@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -14,7 +15,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import omni_flow
-from omni_flow.serve import audio, chat, completions, health, images, native, native_socket, realtime, sessions_api
+from omni_flow.serve import (
+    audio,
+    chat,
+    completions,
+    health,
+    images,
+    looking,
+    native,
+    native_socket,
+    realtime,
+    sessions_api,
+)
 from omni_flow.serve.errors import ApiError, of_validation
 from omni_flow.serve.guard import Guard
 from omni_flow.serve.http import Json
@@ -22,6 +34,7 @@ from omni_flow.serve.keys import Key, Keys
 from omni_flow.serve.served import Served
 from omni_flow.serve.settings import Settings
 from omni_flow.serve.state import State
+from omni_flow.serve.watch import Watch
 
 
 class Application(Guard):
@@ -39,10 +52,13 @@ def make_app(served: Sequence[Served], settings: Settings | None = None, keys: I
     that don't fit.
     """
     state = State(served, settings or Settings())
+    watch = Watch(state)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        ticking = asyncio.ensure_future(watch.run())
         yield
+        ticking.cancel()
         await state.close()
 
     api = FastAPI(
@@ -54,8 +70,7 @@ def make_app(served: Sequence[Served], settings: Settings | None = None, keys: I
         openapi_url="/openapi.json",
     )
     app = Application(api, state, keys)
-    for part in PARTS:
-        routes = part(state)
+    for routes in (*(part(state) for part in PARTS), looking.router(state, watch)):
         api.include_router(routes)
         for route in routes.routes:
             if isinstance(route, APIRoute) and "POST" in (route.methods or ()):

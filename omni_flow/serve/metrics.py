@@ -118,7 +118,7 @@ class Metrics:
         self.edge_s = Histograms(
             "omni_flow_edge_seconds",
             "Start of the writer to complete inputs of the reader (sampled)",
-            ("graph", "source", "reader"),
+            ("graph", "source", "field", "reader"),
         )
         self.spans = Counters("omni_flow_activations", "Activations of sampled requests", ("graph", "interface"))
         self.sampled = Counters("omni_flow_sampled_requests", "Requests whose activations were noted", ("graph",))

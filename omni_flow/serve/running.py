@@ -12,6 +12,7 @@ from omni_flow.control.request import Outcome
 from omni_flow.control.runtime.errors import RequestFailed
 from omni_flow.control.runtime.gateway import Span
 from omni_flow.control.types import Audio, Text
+from omni_flow.refs import ABSENT
 from omni_flow.serve.errors import ApiError, of_outcome
 from omni_flow.serve.guard import Call
 from omni_flow.serve.metrics import Metrics
@@ -31,6 +32,8 @@ class Running:
         self.first: dict[str, float] = {}
         self._last = 0.0
         self.outputs: frozenset[str] | None = None
+        self.sent: frozenset[str] = frozenset()
+        self.delivered: dict[str, int] = {}
 
     def attach(self, live: Any) -> None:
         """The gateway has admitted it."""
@@ -71,7 +74,12 @@ class Running:
     async def result(self) -> dict[str, Any]:
         """All outputs. Raises RequestFailed."""
         found: dict[str, Any] = await self.live.result()
-        return {name: value for name, value in found.items() if self.outputs is None or name in self.outputs}
+        wanted = {name: value for name, value in found.items() if self.outputs is None or name in self.outputs}
+        graph, streams = self.served.name, self.served.streams
+        for name, value in wanted.items():
+            number = self.delivered[name] = len(value) if name in streams else int(value is not ABSENT)
+            self.book.metrics.frames.add(graph, name, by=number)
+        return wanted
 
     def failures(self) -> dict[str, str]:
         """Why outputs failed, by name."""
@@ -106,6 +114,7 @@ class Running:
                     metrics.ttft.of(graph, self.endpoint).observe(since)
             if isinstance(kind, Text) and name in self.served.streams:
                 texts += 1
+            self.delivered[name] = self.delivered.get(name, 0) + 1
             metrics.frames.add(graph, name)
         if texts:
             if self._last:
@@ -154,6 +163,7 @@ class Book:
         self.on_end: list[Callable[[Running], None]] = []
         self._second, self._sampled = 0, 0
         self.stopping = False
+        self.every_timeline = False
 
     def submit(
         self,
@@ -184,13 +194,14 @@ class Book:
                 session=state.key if state is not None else None,
                 deadline_s=most if deadline_s is None else min(deadline_s, most),
                 seed=seed,
-                timeline=timeline or self._sample(),
+                timeline=timeline or self.every_timeline or self._sample(),
                 trace=call.trace,
                 tenant=call.key.salt,
                 outputs=outputs,
             )
         )
         running.outputs = outputs
+        running.sent = frozenset(inputs) | served.pushed
         if state is not None:
             state.begin()
         self.live[running.id] = running
@@ -222,10 +233,6 @@ class Book:
             running.session.end()
         if running.live.info.timeline:
             metrics.sampled.add(graph)
-            for span in running.live.spans:
-                metrics.spans.add(graph, span.interface)
-                metrics.queue_s.of(graph, span.interface).observe(max(0.0, span.started - span.queued))
-                metrics.run_s.of(graph, span.interface).observe(max(0.0, span.ended - span.started))
         self.recent.append(running)
         for told in self.on_end:
             told(running)
