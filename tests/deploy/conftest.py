@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +105,15 @@ async def deployed(graph: Graph, events: Events | None = None, **options: Any) -
         assert await emptied(app) == {}
         seen = pids(app)
     assert [pid for pid in seen if pid != os.getpid() and alive(pid)] == []
+
+
+BARE: dict[str, Any] = {"memory": None}
+"""Options of deployments whose test has nothing to do with a memory manager: it would take most of their time."""
+
+
+def bare(graph: Graph, events: Events | None = None, **options: Any) -> AbstractAsyncContextManager[AsyncDeployment]:
+    """`deployed` without a memory manager."""
+    return deployed(graph, events, **BARE, **options)
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from omni_flow import Outcome
 from omni_flow.control.runtime.errors import NoReplica
 from omni_flow.deploy.local import AsyncDeployment
 
-from .conftest import deployed, outcome_of
+from .conftest import bare, outcome_of
 from .roles import diamond
 
 WORDS = ["a", "bc", "def", "the whole of it", "longer than the credit of a stream"]
@@ -82,7 +82,7 @@ async def chaos(seed: int, transport: str, retries: int, disturbances: int) -> C
     rng = random.Random(seed)
     found = Found()
     options: dict[str, Any] = {"transport": transport, "credit": 8, "backoff_s": [0.0] * 1000, "log_level": "CRITICAL"}
-    async with deployed(diamond(retries=retries), **options) as app:
+    async with bare(diamond(retries=retries), **options) as app:
         over = False
 
         async def load() -> None:

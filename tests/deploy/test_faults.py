@@ -20,7 +20,7 @@ from omni_flow.control.transport import make_transport
 from omni_flow.control.transport.packets import hello
 from omni_flow.deploy.local import AsyncDeployment
 
-from .conftest import Events, alive, deployed, emptied, ended, outcome_of, parent_of, pid_of
+from .conftest import Events, alive, bare, emptied, ended, outcome_of, parent_of, pid_of
 from .roles import Echo, Exits, Hangs, Pid, Spawns, diamond, held, one
 
 SHORT, LONG = "abcdefghijklmnop", "abcdefghij" * 12
@@ -57,7 +57,7 @@ def test_requests_that_touched_a_killed_replica_fail_with_the_cause_and_it_comes
 ) -> None:
     async def body() -> None:
         events = Events()
-        async with deployed(diamond(), events, transport=transport) as app:
+        async with bare(diamond(), events, transport=transport) as app:
             outcomes = await under_load(app, kill)
             failed = [o for o in outcomes if isinstance(o, RequestFailed)]
             assert len(failed) >= 5
@@ -77,7 +77,7 @@ def test_requests_that_touched_a_killed_replica_fail_with_the_cause_and_it_comes
 def test_requests_that_never_touched_a_killed_replica_are_unharmed() -> None:
     async def body() -> None:
         events = Events()
-        async with deployed(held(replicas=2), events) as app:
+        async with bare(held(replicas=2), events) as app:
             requests = [await app.submit() for _ in range(20)]
             for request in requests:
                 await request.send("x", "a")
@@ -96,7 +96,7 @@ def test_requests_that_never_touched_a_killed_replica_are_unharmed() -> None:
 def test_requests_survive_a_killed_replica_whose_interfaces_declare_retries(replicas: int) -> None:
     async def body() -> None:
         events = Events()
-        async with deployed(diamond(upper=replicas, retries=1), events) as app:
+        async with bare(diamond(upper=replicas, retries=1), events) as app:
             outcomes = await under_load(app, "upper/0")
             assert outcomes == [True] * 30
             await events.until("upper/0@1 is up")
@@ -107,7 +107,7 @@ def test_requests_survive_a_killed_replica_whose_interfaces_declare_retries(repl
 def test_a_gateway_goes_on_while_replicas_are_killed_one_after_another() -> None:
     async def body() -> None:
         events = Events()
-        async with deployed(diamond(retries=3), events) as app:
+        async with bare(diamond(retries=3), events) as app:
             for epoch in range(3):
                 for place in ("upper/0", "upper/1"):
                     outcomes = await under_load(app, place)
@@ -127,7 +127,7 @@ def test_a_gateway_goes_on_while_replicas_are_killed_one_after_another() -> None
 )
 def test_a_role_that_ends_its_process_fails_the_request_with_that_cause(method: str, cause: str) -> None:
     async def body() -> None:
-        async with deployed(one(Exits, method)) as app:
+        async with bare(one(Exits, method)) as app:
             failed = await outcome_of(await app.submit(x=""))
             assert isinstance(failed, RequestFailed)
             assert cause in str(failed)
@@ -138,7 +138,7 @@ def test_a_role_that_ends_its_process_fails_the_request_with_that_cause(method: 
 def test_a_thread_that_outlives_its_request_costs_its_replica_a_restart() -> None:
     async def body() -> None:
         events = Events()
-        async with deployed(one(Hangs, "in_thread"), events, grace_s=0.2) as app:
+        async with bare(one(Hangs, "in_thread"), events, grace_s=0.2) as app:
             failed = await outcome_of(await app.submit(x="hang", deadline=0.1))
             assert isinstance(failed, RequestFailed)
             assert failed.outcome is Outcome.DEADLINE
@@ -152,7 +152,7 @@ def test_a_thread_that_outlives_its_request_costs_its_replica_a_restart() -> Non
 def test_async_role_code_that_blocks_its_loop_is_found_and_named() -> None:
     async def body() -> None:
         events = Events()
-        async with deployed(one(Hangs, "on_loop"), events, stall_s=0.5) as app:
+        async with bare(one(Hangs, "on_loop"), events, stall_s=0.5) as app:
             failed = await outcome_of(await app.submit(x="hang"))
             assert isinstance(failed, RequestFailed)
             assert "its event loop did not turn for 0.5 s: `async` role code blocks at" in str(failed)
@@ -166,7 +166,7 @@ def test_async_role_code_that_blocks_its_loop_is_found_and_named() -> None:
 def test_role_code_that_keeps_the_interpreters_lock_is_ended_too(capfd: pytest.CaptureFixture[str]) -> None:
     async def body() -> None:
         events = Events()
-        async with deployed(one(Hangs, "with_the_lock"), events, stall_s=0.4) as app:
+        async with bare(one(Hangs, "with_the_lock"), events, stall_s=0.4) as app:
             failed = await outcome_of(await app.submit(x="hang"))
             assert isinstance(failed, RequestFailed)
             assert "its process ended with status 1" in str(failed)
@@ -180,7 +180,7 @@ def test_role_code_that_keeps_the_interpreters_lock_is_ended_too(capfd: pytest.C
 def test_a_replica_that_lives_but_cannot_be_reached_is_ended_and_started_again() -> None:
     async def body() -> None:
         events = Events()
-        async with deployed(one(Echo), events) as app:
+        async with bare(one(Echo), events) as app:
             here = app.gateway.node
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as impostor:
                 impostor.connect(here.address.removeprefix("unix://"))
@@ -206,7 +206,7 @@ def test_a_place_whose_replica_cannot_be_loaded_any_more_goes_down_and_others_se
 
     async def body() -> None:
         events = Events()
-        async with deployed(one(Once, replicas=2), events, backoff_s=(0.0, 0.01), log_level="CRITICAL") as app:
+        async with bare(one(Once, replicas=2), events, backoff_s=(0.0, 0.01), log_level="CRITICAL") as app:
             os.kill(pid_of(app, "r/0"), signal.SIGKILL)
             await events.until("r/0 is down")
             status = app.status()["r"]
@@ -229,7 +229,7 @@ def test_a_request_that_waits_for_a_replica_that_never_comes_fails_with_the_caus
         graph = Graph("one")
         x = graph.placeholder("x", Text)
         graph.output(y=graph.role("r", Once).interface("run", inputs=[[x]], outputs=["y"], retries=5).y)
-        async with deployed(graph, backoff_s=(0.0,), log_level="CRITICAL") as app:
+        async with bare(graph, backoff_s=(0.0,), log_level="CRITICAL") as app:
             failed = await outcome_of(await app.submit(x="a"))
             assert isinstance(failed, RequestFailed)
             assert "replica r/0@0 died: its process ended with status 1; none comes after it" in str(failed)
@@ -243,7 +243,7 @@ def test_a_request_that_waits_for_a_replica_that_never_comes_fails_with_the_caus
 def test_the_requests_of_a_gateway_that_is_gone_are_forgotten() -> None:
     async def body() -> None:
         graph = held(replicas=2)
-        async with deployed(graph) as app:
+        async with bare(graph) as app:
             here = app.gateway.node
             transport = make_transport(here.address.replace(".sock", ".other.sock"), BatchCodec())
             other = Node(graph.compile().plan, transport, Values(), registry=here.address)
@@ -270,7 +270,7 @@ def test_the_requests_of_a_gateway_that_is_gone_are_forgotten() -> None:
 
 def test_processes_that_a_role_started_end_with_it() -> None:
     async def body() -> None:
-        async with deployed(one(Spawns)) as app:
+        async with bare(one(Spawns)) as app:
             result = await outcome_of(await app.submit(x=""))
             assert isinstance(result, dict)
             child = result["y"]
@@ -284,7 +284,7 @@ def test_processes_that_a_role_started_end_with_it() -> None:
 def test_a_nursery_that_is_killed_is_replaced_with_all_replicas() -> None:
     async def body() -> None:
         events = Events()
-        async with deployed(one(Pid, replicas=2), events) as app:
+        async with bare(one(Pid, replicas=2), events) as app:
             before = [pid_of(app, "r/0"), pid_of(app, "r/1")]
             os.kill(parent_of(before[0]), signal.SIGKILL)
             for pid in before:
@@ -301,7 +301,7 @@ def test_a_nursery_that_is_killed_is_replaced_with_all_replicas() -> None:
 def test_a_replica_that_somebody_else_ends_is_started_again() -> None:
     async def body() -> None:
         events = Events()
-        async with deployed(one(Echo), events) as app:
+        async with bare(one(Echo), events) as app:
             os.kill(pid_of(app, "r/0"), signal.SIGTERM)
             assert "its process ended with status 0" in await events.until("r/0@0 died")
             await events.until("r/0@1 is up")

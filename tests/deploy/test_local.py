@@ -17,7 +17,7 @@ from omni_flow import ABSENT, RequestFailed, launch
 from omni_flow.deploy.errors import LaunchError, RunDirInUse, UnknownRole
 from omni_flow.deploy.local import alaunch
 
-from .conftest import Events, deployed, emptied, pid_of, pids
+from .conftest import BARE, Events, bare, emptied, pid_of, pids
 from .roles import BadSetup, DiesWhileLoading, Echo, Hangs, Pid, Tidy, Unloadable, diamond, held, one
 
 HERE = Path(__file__).parent
@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 @pytest.mark.parametrize("transport", ["unix", "ipc", "tcp", "inproc"])
 def test_a_diamond_with_a_stream_over_two_replicas_answers(transport: str) -> None:
     async def body() -> None:
-        async with deployed(diamond(), transport=transport) as app:
+        async with bare(diamond(), transport=transport) as app:
             requests = [await app.submit(text="aBc", other="o") for _ in range(20)]
             for request in requests:
                 assert await request.result() == {"both": "ABCabc", "each": ["A", "B", "C"], "same": "o"}
@@ -35,7 +35,7 @@ def test_a_diamond_with_a_stream_over_two_replicas_answers(transport: str) -> No
 
 
 def test_the_plain_client_sees_outputs_as_they_come_from_any_thread() -> None:
-    with launch(diamond(), replicas={"upper": 1}) as app:
+    with launch(diamond(), **BARE, replicas={"upper": 1}) as app:
         seen: list[list[tuple[str, object]]] = []
         threads = [
             threading.Thread(target=lambda: seen.append(list(app.submit(text="ab", other="o")))) for _ in range(4)
@@ -55,7 +55,7 @@ def test_the_plain_client_sees_outputs_as_they_come_from_any_thread() -> None:
 
 def test_a_client_may_take_the_first_value_and_then_await_the_rest_whatever_the_credit() -> None:
     async def body() -> None:
-        async with deployed(diamond(), credit=4) as app:
+        async with bare(diamond(), credit=4) as app:
             request = await app.submit(text="abcdefghij" * 3, other="o")
             first = aiter(request)
             await anext(first)
@@ -68,7 +68,7 @@ def test_a_client_may_take_the_first_value_and_then_await_the_rest_whatever_the_
 
 def test_every_replica_is_a_process_and_requests_are_spread() -> None:
     async def body() -> None:
-        async with deployed(one(Pid, replicas=3)) as app:
+        async with bare(one(Pid, replicas=3)) as app:
             found = set()
             for _ in range(12):
                 live = [await app.submit(x="") for _ in range(3)]
@@ -86,12 +86,12 @@ def test_closures_and_local_classes_can_be_launched() -> None:
         async def run(self, x: str) -> str:
             return f"{x} {word}"
 
-    with launch(one(Local)) as app:
+    with launch(one(Local), **BARE) as app:
         assert app.submit(x="is").result(timeout=10) == {"y": "is closed over"}
 
 
 def test_a_fresh_interpreter_imports_the_target() -> None:
-    with launch(diamond(), target=f"{HERE / 'target.py'}:graph") as app:
+    with launch(diamond(), **BARE, target=f"{HERE / 'target.py'}:graph") as app:
         assert app.submit(text="a").result(timeout=10)["both"] == "Aa"
 
 
@@ -105,7 +105,7 @@ def test_a_fresh_interpreter_imports_the_target() -> None:
 )
 def test_a_wrong_target_is_said(target: str | None, message: str, run_directories: Path) -> None:
     with pytest.raises(LaunchError, match=message):
-        launch(diamond(), start="spawn", target=target)
+        launch(diamond(), **BARE, start="spawn", target=target)
     assert not run_directories.exists() or list(run_directories.iterdir()) == []
 
 
@@ -125,21 +125,21 @@ def test_a_role_that_cannot_be_loaded_is_named_with_cause_place_and_mend(
     role: type, message: str, run_directories: Path
 ) -> None:
     with pytest.raises(LaunchError, match=message) as caught:
-        launch(one(role))
+        launch(one(role), **BARE)
     assert "Traceback" not in str(caught.value)
     assert not run_directories.exists() or list(run_directories.iterdir()) == []
 
 
 def test_a_role_that_cannot_be_loaded_is_named_in_one_process_too() -> None:
     with pytest.raises(LaunchError, match=r"role 'r': ValueError: the weights are of another model \(.*roles.py:\d+\)"):
-        launch(one(BadSetup), processes=False)
+        launch(one(BadSetup), **BARE, processes=False)
 
 
 def test_a_deployment_launched_by_a_thread_closes_its_roles_in_order_and_logs_with_their_id(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def body() -> None:
-        with launch(one(Tidy, init={"file": str(tmp_path / "closed")})) as app:
+        with launch(one(Tidy, init={"file": str(tmp_path / "closed")}), **BARE) as app:
             assert app.submit(x="a").result(timeout=10) == {"y": "a"}
 
     thread = threading.Thread(target=body)
@@ -151,7 +151,7 @@ def test_a_deployment_launched_by_a_thread_closes_its_roles_in_order_and_logs_wi
 
 def test_a_deployment_can_live_on_uvloop() -> None:
     async def body() -> None:
-        async with deployed(diamond()) as app:
+        async with bare(diamond()) as app:
             assert (await (await app.submit(text="a")).result())["both"] == "Aa"
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -169,24 +169,24 @@ def test_a_deployment_can_live_on_uvloop() -> None:
 @pytest.mark.parametrize("processes", [True, False])
 def test_unknown_options_are_refused(options: dict[str, Any], message: str, processes: bool) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
-        launch(one(Echo), processes=processes, **options)
+        launch(one(Echo), **BARE, processes=processes, **options)
 
 
 def test_debug_shows_the_traceback_of_a_role_that_cannot_be_loaded() -> None:
     with pytest.raises(LaunchError, match="Traceback"):
-        launch(one(BadSetup), debug=True)
+        launch(one(BadSetup), **BARE, debug=True)
 
 
 def test_unknown_roles_and_counts_are_refused() -> None:
     with pytest.raises(UnknownRole, match="no role 'nope'; it has r"):
-        launch(one(Echo), replicas={"nope": 1})
+        launch(one(Echo), **BARE, replicas={"nope": 1})
     with pytest.raises(ValueError, match="role 'r' needs at least one replica, not 0"):
-        launch(one(Echo), replicas={"r": 0})
+        launch(one(Echo), **BARE, replicas={"r": 0})
 
 
 def test_two_deployments_at_once_do_not_meet() -> None:
     async def body() -> None:
-        async with deployed(one(Pid)) as first, deployed(one(Pid)) as second:
+        async with bare(one(Pid)) as first, bare(one(Pid)) as second:
             a, b = await first.submit(x=""), await second.submit(x="")
             assert (await a.result())["y"] in pids(first)
             assert (await b.result())["y"] in pids(second)
@@ -196,9 +196,9 @@ def test_two_deployments_at_once_do_not_meet() -> None:
 
 def test_a_run_directory_belongs_to_one_deployment(tmp_path: Path) -> None:
     place = str(tmp_path / "run")
-    with launch(one(Echo), run_dir=place) as app:
+    with launch(one(Echo), **BARE, run_dir=place) as app:
         with pytest.raises(RunDirInUse, match="belongs to a deployment that lives"):
-            launch(one(Echo), run_dir=place)
+            launch(one(Echo), **BARE, run_dir=place)
         assert app.submit(x="a").result(timeout=10) == {"y": "a"}
     assert not os.path.exists(place)
 
@@ -206,7 +206,7 @@ def test_a_run_directory_belongs_to_one_deployment(tmp_path: Path) -> None:
 def test_scaling_up_and_down_under_load_harms_no_request() -> None:
     async def body() -> None:
         events = Events()
-        async with deployed(diamond(upper=1), events) as app:
+        async with bare(diamond(upper=1), events) as app:
             stop = asyncio.Event()
             done = 0
 
@@ -238,7 +238,7 @@ def test_scaling_up_and_down_under_load_harms_no_request() -> None:
 def test_a_replica_leaves_only_when_its_requests_have_ended() -> None:
     async def body() -> None:
         events = Events()
-        async with deployed(held(replicas=2), events) as app:
+        async with bare(held(replicas=2), events) as app:
             requests = [await app.submit() for _ in range(4)]
             leaving = asyncio.create_task(app.scale("r", 1))
             await events.until("r/1@0 is leaving")
@@ -258,7 +258,7 @@ def test_a_replica_leaves_only_when_its_requests_have_ended() -> None:
 def test_a_place_that_comes_again_goes_on_counting_its_incarnations() -> None:
     async def body() -> None:
         events = Events()
-        async with deployed(one(Echo, replicas=2), events) as app:
+        async with bare(one(Echo, replicas=2), events) as app:
             os.kill(pid_of(app, "r/1"), signal.SIGKILL)
             await events.until("r/1@1 is up")
             await app.scale("r", 1)
@@ -271,7 +271,7 @@ def test_a_place_that_comes_again_goes_on_counting_its_incarnations() -> None:
 
 def test_a_drain_that_takes_too_long_ends_the_requests_with_the_cause() -> None:
     async def body() -> None:
-        async with deployed(one(Hangs, "politely", replicas=2)) as app:
+        async with bare(one(Hangs, "politely", replicas=2)) as app:
             requests = [await app.submit(x="a") for _ in range(2)]
             await app.scale("r", 1, drain_s=0.1)
             failed = [request for request in requests if request.outcome is not None]
@@ -294,7 +294,7 @@ def test_scaling_up_with_a_role_that_no_longer_loads_is_said_and_others_serve_on
             return x
 
     async def body() -> None:
-        async with deployed(one(Once)) as app:
+        async with bare(one(Once)) as app:
             with pytest.raises(LaunchError, match="role 'r': FileExistsError"):
                 await app.scale("r", 2)
             assert [r.place for r in app.status()["r"].replicas] == ["r/0"]
@@ -305,7 +305,7 @@ def test_scaling_up_with_a_role_that_no_longer_loads_is_said_and_others_serve_on
 
 def test_closing_cancels_live_requests_and_ends_every_process() -> None:
     async def body() -> None:
-        app = await alaunch(one(Hangs, "politely"))
+        app = await alaunch(one(Hangs, "politely"), **BARE)
         request = await app.submit(x="a")
         seen = pids(app)
         await app.close(drain_s=0)
@@ -319,7 +319,7 @@ def test_closing_cancels_live_requests_and_ends_every_process() -> None:
 
 def test_closing_waits_for_live_requests() -> None:
     async def body() -> None:
-        app = await alaunch(held())
+        app = await alaunch(held(), **BARE)
         request = await app.submit()
         closing = asyncio.create_task(app.close(drain_s=20))
         await request.send("x", "a")
@@ -332,7 +332,7 @@ def test_closing_waits_for_live_requests() -> None:
 
 def test_a_gateway_that_closes_leaves_nothing_in_the_replicas() -> None:
     async def body() -> None:
-        async with deployed(held(replicas=2)) as app:
+        async with bare(held(replicas=2)) as app:
             requests = [await app.submit() for _ in range(6)]
             for request in requests:
                 await request.send("x", "a")
@@ -343,7 +343,8 @@ def test_a_gateway_that_closes_leaves_nothing_in_the_replicas() -> None:
     asyncio.run(body())
 
 
-def test_ten_launches_in_a_row_leak_nothing(run_directories: Path) -> None:
+@pytest.mark.parametrize(("launches", "options"), [(10, BARE), (2, {})])
+def test_launches_in_a_row_leak_nothing(launches: int, options: dict[str, Any], run_directories: Path) -> None:
     def open_files() -> int:
         gc.collect()
         return len(os.listdir("/proc/self/fd"))
@@ -351,11 +352,11 @@ def test_ten_launches_in_a_row_leak_nothing(run_directories: Path) -> None:
     def children() -> str:
         return Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text()
 
-    with launch(one(Echo)):
+    with launch(one(Echo), **options):
         pass
     before, threads = open_files(), threading.active_count()
-    for _ in range(10):
-        with launch(one(Echo)) as app:
+    for _ in range(launches):
+        with launch(one(Echo), **options) as app:
             assert app.submit(x="a").result(timeout=10) == {"y": "a"}
     assert open_files() == before
     assert threading.active_count() == threads
