@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import engine_kit as kit
@@ -15,27 +16,35 @@ import pytest
 from omni_flow.compute.checkpoint import read_config
 from omni_flow.compute.errors import EngineDied, EngineFailed, PromptTooLong
 from omni_flow.compute.kv_layout import kv_layout
+from omni_flow.compute.prefix import PageChain
 from omni_flow.compute.sglang.config import EngineConfig
 from omni_flow.compute.sglang.kernel import SGLangEngine
+from omni_flow.compute.sglang.worker import namespace_of
 from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.errors import DataError
 from omni_flow.data.kv_pool import PoolSpec
 from omni_flow.data.launch import start
+from omni_flow.data.messages import L2
 from omni_flow.data.server import ServerConfig
 
 PAGE, PAGES, QUOTA = 16, 400, 64
 FOLDER = kit.GOLDENS / "deepseek_v2_lite"
 
 
-@pytest.fixture
-def manager(tmp_path: Path) -> Iterator[str]:
-    path = str(tmp_path / "memory.sock")
+@contextmanager
+def serving(path: str, movers: tuple[tuple[str, ...], ...] = (), **tiers: int) -> Iterator[str]:
     page_bytes = kv_layout(read_config(FOLDER)).page_bytes(PAGE, "float32")
-    pool = PoolSpec(name="kv", page_bytes=page_bytes, l1_pages=PAGES, padding=1)
-    process = start(ServerConfig(path=path, pools=(pool,), huge=False))
+    pool = PoolSpec(name="kv", page_bytes=page_bytes, padding=1, **tiers)
+    process = start(ServerConfig(path=path, pools=(pool,), huge=False, movers=movers))
     yield path
     process.terminate()
     assert process.wait(20) == 0
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[str]:
+    with serving(str(tmp_path / "memory.sock"), l1_pages=PAGES) as path:
+        yield path
 
 
 def config(manager: str, **more: object) -> EngineConfig:
@@ -96,6 +105,41 @@ async def _two_engines(manager: str) -> None:
         assert warm.tokens == expected[5]
         assert warm.end.cached_tokens == 192
     assert used(manager) == (0, 0)
+
+
+def test_pages_that_went_to_the_second_tier_come_back_while_others_run(tmp_path: Path) -> None:
+    random = np.random.default_rng(4)
+    prompts = [random.integers(3, 256, 800).tolist() for _ in range(7)]
+
+    async def run(manager: str) -> None:
+        oracle = kit.oracle(FOLDER)
+        expected = kit.oracle_greedy(oracle, prompts[0], 4)[0]
+        page_bytes = kv_layout(read_config(FOLDER)).page_bytes(PAGE, "float32")
+        async with SGLangEngine(config(manager)) as engine:
+            await kit.answer(engine, kit.greedy(prompts[0], 1))
+            keys = PageChain(namespace_of(engine.config).root()).upto(prompts[0], 799, PAGE)
+            with MemoryManagerClient(manager, name="test") as client:
+                found, room = client.lookup("kv", keys), client.reserve("kv", len(keys), tier=L2)
+                upper, lower = (client.arena(f"kv/{tier}", write=True).pages(page_bytes, 220) for tier in ("l1", "l2"))
+                lower[room.slots] = upper[found.slots]
+                client.commit("kv", room.token, keys)
+                client.unpin("kv", found.lease)
+                for prompt in prompts[1:]:
+                    await kit.answer(engine, kit.greedy(prompt, 1))
+                assert set(client.probe("kv", keys).tolist()) == {L2}
+            small = kit.greedy(prompts[0][:20], 60)
+            again, beside = await asyncio.gather(
+                kit.answer(engine, kit.greedy(prompts[0], 4)), kit.answer(engine, small)
+            )
+            assert again.tokens == expected
+            assert again.end.cached_tokens == 784
+            assert len(beside.tokens) == 60
+            stats = await engine.stats()
+            assert stats["loaded_pages"] > 0
+            assert stats["loading"] == 0
+
+    with serving(str(tmp_path / "memory.sock"), (("copy",),), l1_pages=220, l2_pages=400, staging=8) as manager:
+        asyncio.run(run(manager))
 
 
 def test_an_engine_that_does_not_fit_its_pool_says_so(manager: str) -> None:

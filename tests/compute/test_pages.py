@@ -119,3 +119,25 @@ def test_evicted_pages_stay_in_the_source_until_others_need_the_room() -> None:
     book.evict(2)
     book.take(4)
     assert book.match(keys_of([1, 2])).depth == 0
+
+
+def test_a_hit_takes_the_room_of_idle_pins_and_never_of_its_own_chain() -> None:
+    book = PageBook(LocalPages(8))
+
+    def computed(tokens: list[int]) -> list[int]:
+        one = Running(book, tokens)
+        missing = len(tokens) - one.node.depth
+        if book.available < missing:
+            book.evict(missing - book.available)
+        one.own = book.take(missing)
+        sealed = book.seal(one.node, keys_of(tokens)[one.node.depth :], one.own)
+        book.unlock(one.node)
+        return sealed.node.chain()
+
+    first = computed([1, 1, 1, 1])
+    book.evict(2)
+    computed([2, 2, 2, 2])
+    assert book.available == 2
+    assert book.match(keys_of([1, 1, 1, 1])).chain() == first
+    assert book.available == 2
+    assert book.check() == []

@@ -92,4 +92,6 @@ def server_arguments(config: EngineConfig) -> dict[str, Any]:
     }
     if config.device == "cpu":
         arguments |= {"attention_backend": "torch_native", "disable_cuda_graph": True}
+    else:
+        arguments |= {"attention_backend": "triton", "moe_runner_backend": "triton"}
     return arguments | config.extra

@@ -42,6 +42,9 @@ class PageSource(Protocol):
         that page is pinned and the given one stays leased.
         """
 
+    def known(self, keys: Sequence[PageHash]) -> int:
+        """How many pages `find` would find now."""
+
     def find(self, keys: Sequence[PageHash]) -> list[int]:
         """The pages of the longest prefix of `keys` that is there, pinned."""
 
@@ -163,16 +166,25 @@ class PageBook:
         for at, key in enumerate(keys):
             child = node.children.get(key)
             if child is None:
-                room = max(0, self.available - self.leased)
-                for found, page in zip(keys[at:], self._find(keys[at : at + room]), strict=False):
+                rest = keys[at:]
+                for found, page in zip(rest, self._find(node, rest), strict=False):
                     node = self._add(node, found, page)
                 return node
             self._touch(child)
             node = child
         return node
 
-    def _find(self, keys: Sequence[PageHash]) -> list[int]:
-        return self.source.find(keys) if keys else []
+    def _find(self, node: Node, keys: Sequence[PageHash]) -> list[int]:
+        """Pages of the source that follow `node`; idle pins on others make room for pins on them."""
+        room = max(0, self.available - self.leased)
+        if room < len(keys) and self._idle:
+            short = self.source.known(keys) - room
+            if short > 0:
+                self.lock(node)
+                self.evict(short)
+                self.unlock(node)
+                room = max(0, self.available - self.leased)
+        return self.source.find(keys[:room]) if room else []
 
     def seal(self, node: Node, keys: Sequence[PageHash], own: list[int]) -> Sealed:
         """Publish the first `len(keys)` pages of `own`, which follow `node`; they leave `own`.

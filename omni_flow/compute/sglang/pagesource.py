@@ -27,7 +27,7 @@ class LocalPages:
 
     def take(self, count: int, least: int) -> list[int]:
         for key in list(self._pages):
-            if len(self._free) >= count:
+            if len(self._free) >= least:
                 break
             if not self._pins.get(self._pages[key]):
                 self._drop(key)
@@ -46,6 +46,9 @@ class LocalPages:
             self._pins[there] = self._pins.get(there, 0) + 1
             kept.append(there)
         return kept
+
+    def known(self, keys: Sequence[PageHash]) -> int:
+        return next((at for at, key in enumerate(keys) if key not in self._pages), len(keys))
 
     def find(self, keys: Sequence[PageHash]) -> list[int]:
         found = []
@@ -102,9 +105,11 @@ class PoolPages:
 
     def seal(self, pages: Sequence[int], keys: Sequence[PageHash]) -> list[int]:
         named = dict(zip(pages, keys, strict=True))
+        by_token: dict[int, list[int]] = {}
+        for page in pages:
+            by_token.setdefault(self._leased[page][0], []).append(page)
         where: dict[PageHash, int] = {}
-        for token, positions in _grouped(self._leased[page] for page in pages).items():
-            mine = [page for page in pages if self._leased[page][0] == token]
+        for token, mine in by_token.items():
             stored = self._client.commit(
                 self.pool,
                 token,
@@ -113,10 +118,8 @@ class PoolPages:
                 pin=True,
                 keep_duplicates=True,
             )
-            assert len(positions) == len(mine)
-            for at, (page, duplicate, slot) in enumerate(
-                zip(mine, stored.status.tolist(), stored.slots.tolist(), strict=True)
-            ):
+            answers = zip(mine, stored.status.tolist(), stored.slots.tolist(), strict=True)
+            for at, (page, duplicate, slot) in enumerate(answers):
                 where[named[page]] = slot
                 self._pins.setdefault(slot, []).append((stored.lease, at))
                 if not duplicate:
@@ -135,6 +138,22 @@ class PoolPages:
             if match.pages < len(batch):
                 break
         return found
+
+    def known(self, keys: Sequence[PageHash]) -> int:
+        tiers = self._tiers(keys)
+        return next((at for at, tier in enumerate(tiers) if not tier & L1), len(tiers))
+
+    def _tiers(self, keys: Sequence[PageHash]) -> list[int]:
+        tiers: list[int] = []
+        for start in range(0, len(keys), MAX_BATCH):
+            tiers += self._client.probe(self.pool, keys[start : start + MAX_BATCH]).tolist()
+        return tiers
+
+    def lower(self, keys: Sequence[PageHash]) -> list[PageHash]:
+        """Those of the longest prefix of `keys` that is in some tier which are not in L1."""
+        tiers = self._tiers(keys)
+        end = tiers.index(0) if 0 in tiers else len(tiers)
+        return [key for key, tier in zip(keys[:end], tiers[:end], strict=True) if not tier & L1]
 
     def unpin(self, pages: Sequence[int]) -> None:
         gone = []

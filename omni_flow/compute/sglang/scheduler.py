@@ -12,11 +12,13 @@ from typing import Any
 
 from omni_flow.compute.prefix import PageChain
 from omni_flow.compute.sglang import step_hook
+from omni_flow.compute.sglang.pagesource import PoolPages
 from omni_flow.compute.sglang.takeover import current
 from omni_flow.compute.sglang.wire import (
     AskStats,
     Cancel,
     End,
+    FromEngine,
     Generate,
     Inlet,
     Refused,
@@ -34,6 +36,9 @@ class Sleeper:
         self._inlet = inlet
         self._poll = select.poll()
         self._poll.register(inlet.fileno(), select.POLLIN)
+        loader = current().loader
+        if loader is not None:
+            self._poll.register(loader.fileno(), select.POLLIN)
 
     def maybe_sleep(self) -> None:
         if not self._inlet.closed:
@@ -118,8 +123,11 @@ class Outlet:
         if kind == "AbortReq":
             self._refuse(output.rid, output.finished_reason or {"message": output.abort_message or "aborted"})
         elif kind == "BatchTokenIDOutput":
+            out: list[FromEngine] = []
             for at, rid in enumerate(output.rids):
-                self._one(output, at, rid)
+                self._one(output, at, rid, out)
+            if out:
+                self._inlet.send(*out)
         elif kind not in ("FreezeGCReq", "HealthCheckOutput", "FlushCacheReqOutput"):
             raise TypeError(f"SGLang sent {kind}, which this outlet doesn't know")
 
@@ -130,7 +138,7 @@ class Outlet:
             kind = "EngineFull" if "queue is full" in message else "BadRequest"
             self._inlet.send(Refused(asked.number, kind, message, ""))
 
-    def _one(self, output: Any, at: int, rid: str) -> None:
+    def _one(self, output: Any, at: int, rid: str, out: list[FromEngine]) -> None:
         asked = self.requests.get(rid)
         if asked is None:
             return
@@ -156,10 +164,10 @@ class Outlet:
         if asked.prompt_logprobs and output.input_token_logprobs_val[at]:
             self._prompt[rid] = [float(value) for value in output.input_token_logprobs_val[at][1:]]
         if tokens:
-            self._inlet.send(step)
+            out.append(step)
         if reason is not None:
             self.requests.pop(rid)
-            self._inlet.send(
+            out.append(
                 End(
                     asked.number,
                     reason["type"],
@@ -216,6 +224,7 @@ def scheduler_class() -> type:
         def _pull(self) -> list[Any]:
             """Messages since the last call, as SGLang's."""
             out: list[Any] = []
+            self._loaded()
             for message in self.inlet.poll():
                 if isinstance(message, Generate):
                     request = to_sglang(message)
@@ -247,13 +256,38 @@ def scheduler_class() -> type:
                     req.eos_token_ids = None
                     req.tokenizer = Endless(req.tokenizer) if req.tokenizer is not None else None
                 req.omni_wants = (message.logits, message.hidden)
+                if self._load_first(req):
+                    return
             elif "omni_fed" in req.__dict__:
                 step_hook.feed_again(req)
             super()._add_request_to_queue(req, is_retracted)
 
+        def _load_first(self, req: Any) -> bool:
+            """Whether the request waits for cached pages that lie in lower tiers."""
+            takeover = current()
+            source = takeover.book.source
+            if takeover.loader is None or not isinstance(source, PoolPages):
+                return False
+            tokens = req.origin_input_ids
+            keys = req.omni_chain.upto(tokens, len(tokens) - 1, takeover.page_size)
+            missing = source.lower(keys)
+            if missing:
+                takeover.loader.order(req, missing)
+            return bool(missing)
+
+        def _loaded(self) -> None:
+            """Requests whose pages have come join the queue."""
+            loader = current().loader
+            if loader is None:
+                return
+            for request in loader.ready():
+                if request.rid in self.outlet.requests:  # else it was cancelled meanwhile
+                    super()._add_request_to_queue(request)
+
         def counts(self) -> dict[str, int]:
             """See `Engine.stats`."""
-            book = current().book
+            takeover = current()
+            book = takeover.book
             running = self.running_batch.reqs if self.running_batch is not None else []
             return {
                 "running": sum(not request.finished() for request in running),
@@ -265,6 +299,8 @@ def scheduler_class() -> type:
                 "idle": book.idle,
                 "locked": book.locked,
                 "leased": book.leased,
+                "loading": takeover.loader.waiting if takeover.loader is not None else 0,
+                "loaded_pages": takeover.loader.loaded_pages if takeover.loader is not None else 0,
                 **current().counters,
             }
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from omni_flow.compute.errors import ComputeError
 from omni_flow.compute.prefix import MatchRule, anywhere
+from omni_flow.compute.sglang.loading import Loader
 from omni_flow.compute.sglang.pages import PageBook
 from omni_flow.data.identity import Namespace, PageHash
 
@@ -29,6 +30,7 @@ class Takeover:
         batch: the batch SGLang allocates for, see `allocator.remember_batch`.
         pool_page_bytes: bytes of a page of the manager's pool, which the model's must equal; 0: no pool.
         rule: where the model lets a match end.
+        loader: brings pages from lower tiers, where the pool has some.
         steps: the step hook (`step_hook.Steps`), if there is one.
     """
 
@@ -41,6 +43,7 @@ class Takeover:
     batch: Any = None
     rule: MatchRule = anywhere
     steps: Any = None
+    loader: Loader | None = None
     pool_page_bytes: int = 0
     counters: dict[str, int] = field(default_factory=lambda: {"hit_tokens": 0, "sealed": 0, "replaced": 0})
     _roots: dict[bytes, PageHash] = field(default_factory=dict)

@@ -159,9 +159,9 @@ class Inlet:
             found += [to_engine.decode(body) for body in self._frames.feed(data)]
         return found
 
-    def send(self, message: FromEngine) -> None:
+    def send(self, *messages: FromEngine) -> None:
         """Send whole, waiting for room: the role reads all the time."""
         try:
-            self.sock.sendall(frame(message))
+            self.sock.sendall(b"".join(frame(message) for message in messages))
         except (BrokenPipeError, ConnectionResetError):
             self.closed = True

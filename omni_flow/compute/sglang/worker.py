@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -19,10 +20,13 @@ from omni_flow.compute.errors import BadRequest, ComputeError
 from omni_flow.compute.kv_layout import kv_layout
 from omni_flow.compute.sglang import step_hook, takeover
 from omni_flow.compute.sglang.config import EngineConfig, server_arguments
-from omni_flow.compute.sglang.pages import LOT, PageBook
+from omni_flow.compute.sglang.loading import Loader
+from omni_flow.compute.sglang.pages import LOT, Fence, PageBook
 from omni_flow.compute.sglang.pagesource import LocalPages, PoolPages
 from omni_flow.compute.sglang.wire import Inlet, Ready, Refused
+from omni_flow.data.arena import Arena
 from omni_flow.data.client import MemoryManagerClient
+from omni_flow.data.device_arena import DeviceArena
 from omni_flow.data.errors import DataError
 from omni_flow.data.identity import Namespace
 from omni_flow.models.families import family_of
@@ -58,7 +62,14 @@ def _takeover(config: EngineConfig) -> takeover.Takeover:
     if info is None:
         there = ", ".join(pool.name for pool in client.welcome.pools)
         raise BadRequest(f"no pool {config.pool!r} at {config.manager}", f"there are: {there}")
-    arena = client.arena(f"{config.pool}/l1", write=True)
+    if (info.l1_device >= 0) == cpu:
+        where = f"device {info.l1_device}" if info.l1_device >= 0 else "the CPU"
+        raise BadRequest(f"the pool's L1 lies on {where}, the engine runs on {config.device}", "make the pool there")
+    arena: Arena | DeviceArena
+    if cpu:
+        arena = client.arena(f"{config.pool}/l1", write=True)
+    else:
+        arena = client.device_arena(f"{config.pool}/l1", write=True)
     nbytes = info.l1_pages * info.page_bytes
 
     def view() -> Any:
@@ -66,10 +77,34 @@ def _takeover(config: EngineConfig) -> takeover.Takeover:
 
         return arena.torch(0, (nbytes,), torch.uint8)
 
-    book = PageBook(PoolPages(client, config.pool, quota))
+    def connect() -> MemoryManagerClient:
+        return MemoryManagerClient(config.manager, name=f"loader of engine {os.getpid()}")
+
     return takeover.Takeover(
-        book, config.page_size, namespace_of(config), cpu, view, info.l1_pages, pool_page_bytes=info.page_bytes
+        PageBook(PoolPages(client, config.pool, quota)),
+        config.page_size,
+        namespace_of(config),
+        cpu,
+        view,
+        info.l1_pages,
+        pool_page_bytes=info.page_bytes,
+        loader=Loader(connect, config.pool) if info.l2_pages or info.l3 else None,
     )
+
+
+def device_fence(scheduler: Any) -> Fence:
+    """Marks what the scheduler has launched so far by an event on the stream its forwards run on."""
+    import torch
+
+    stream = getattr(scheduler, "forward_stream", None)
+
+    def mark() -> Callable[[], bool]:
+        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(stream if stream is not None else torch.cuda.current_stream())
+        passed: Callable[[], bool] = event.query
+        return passed
+
+    return mark
 
 
 def start(config: EngineConfig, inlet: Inlet) -> Any:
@@ -115,6 +150,8 @@ def start(config: EngineConfig, inlet: Inlet) -> Any:
     kind.inlet = inlet
     scheduler = kind(arguments, PortArgs.init_new(arguments), 0, 0, 0, 0, 0, 0, None)
     plugin.verify(scheduler)
+    if config.device == "cuda":
+        mine.book.fence = device_fence(scheduler)
     if config.step_hook:
         mine.steps = step_hook.put_in(config.step_hook, scheduler.tp_worker.model_runner)
     return scheduler
