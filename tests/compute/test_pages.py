@@ -122,7 +122,9 @@ def test_evicted_pages_stay_in_the_source_until_others_need_the_room() -> None:
 
 
 def test_a_hit_takes_the_room_of_idle_pins_and_never_of_its_own_chain() -> None:
-    book = PageBook(LocalPages(8))
+    source = LocalPages(20)
+    source.quota = 8  # the pool is larger than what this engine may hold
+    book = PageBook(source)
 
     def computed(tokens: list[int]) -> list[int]:
         one = Running(book, tokens)
@@ -136,8 +138,7 @@ def test_a_hit_takes_the_room_of_idle_pins_and_never_of_its_own_chain() -> None:
 
     first = computed([1, 1, 1, 1])
     book.evict(2)
-    computed([2, 2, 2, 2])
-    assert book.available == 2
+    computed([2, 2, 2, 2, 2])
+    assert book.available < 2
     assert book.match(keys_of([1, 1, 1, 1])).chain() == first
-    assert book.available == 2
     assert book.check() == []
