@@ -8,6 +8,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from omni_flow.serve.errors import ApiError
 from omni_flow.serve.http import ON_LEAVE
 
 
@@ -44,6 +45,13 @@ def protocol(header_s: float, body_s: float) -> type[HttpToolsProtocol]:
         def handle_websocket_upgrade(self) -> None:
             self._rest()
             super().handle_websocket_upgrade()
+
+        def send_400_response(self, msg: str) -> None:
+            """What is no HTTP is told so in the form of all other errors."""
+            body = ApiError(400, msg, code="invalid_http").body()
+            head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
+            self.transport.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+            self.transport.close()
 
         def _wait(self, seconds: float) -> None:
             self._rest()

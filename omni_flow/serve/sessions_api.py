@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from omni_flow.serve.errors import bad
 from omni_flow.serve.http import Json, call_of, json_body
+from omni_flow.serve.openai import read
+from omni_flow.serve.schema import body_schema
 from omni_flow.serve.state import State
+
+
+class Change(msgspec.Struct, forbid_unknown_fields=True):
+    """Params for the requests of a session from now on."""
+
+    params: dict[str, Any]
 
 
 def router(state: State) -> APIRouter:
@@ -26,13 +37,10 @@ def router(state: State) -> APIRouter:
         """One session: its turns, its live requests and its params."""
         return Json(state.sessions.find(call_of(request).tenant, id).as_object())
 
-    @routes.patch("/v1/sessions/{id}")
+    @routes.patch("/v1/sessions/{id}", openapi_extra=body_schema(Change))
     async def change_session(id: str, request: Request) -> Response:
         """Params for its requests from now on: {"params": {...}}. Makes the session if there is none."""
-        body = await json_body(request)
-        params = body.get("params")
-        if set(body) != {"params"} or not isinstance(params, dict):
-            raise bad("expected an object of params", "params")
+        params = read(await json_body(request), Change).params
         known = {name for served in state.catalogue.graphs.values() for name in served.graph.params}
         for name in params:
             if name not in known:

@@ -58,29 +58,37 @@ class GraphWatch:
         self.passed: dict[Edge, deque[Noted]] = {edge: deque() for edge in self.edges}
         self.ended: deque[tuple[float, bool, bool]] = deque()
         self._starts: dict[str, dict[tuple[str, str], float]] = {}
+        self._open: dict[str, list[tuple[Edge, Span]]] = {}
 
-    def span(self, running: Running, span: Span, now: float) -> list[tuple[Edge, float]]:
-        """Note an activation; gives the edges that led to it with their seconds."""
+    def span(self, running: Running, span: Span, now: float) -> None:
+        """Note an activation; its edges are noted by `resolve`."""
         noted = self.interfaces.get(span.interface)
         if noted is not None:
             noted.append(Noted(now, max(0.0, span.started - span.queued), max(0.0, span.ended - span.started)))
-        starts = self._starts.setdefault(running.id, {})
-        starts[span.interface, span.path] = span.started
-        passed = []
-        for edge in self._into.get(span.interface, ()):
+        self._starts.setdefault(running.id, {})[span.interface, span.path] = span.started
+        self._open.setdefault(running.id, []).extend((edge, span) for edge in self._into.get(span.interface, ()))
+
+    def resolve(self, running: Running, now: float) -> list[tuple[Edge, float]]:
+        """Note the edges whose source is known by now (one that streams is known when it ends), with their seconds."""
+        starts, passed, left = self._starts.get(running.id, {}), [], []
+        for edge, span in self._open.get(running.id, ()):
             if edge.source == CLIENT:
                 began = running.created if edge.field in running.sent else None
             else:
                 began = _above(starts, edge.source, span.path)
-            if began is not None:
-                took = max(0.0, span.queued - began)
-                self.passed[edge].append(Noted(now, took, 0.0))
-                passed.append((edge, took))
+            if began is None:
+                left.append((edge, span))
+                continue
+            took = max(0.0, span.queued - began)
+            self.passed[edge].append(Noted(now, took, 0.0))
+            passed.append((edge, took))
+        self._open[running.id] = left
         return passed
 
     def end(self, running: Running, now: float) -> None:
         """A request is over."""
         self._starts.pop(running.id, None)
+        self._open.pop(running.id, None)
         if running.live.info.timeline:
             for name, number in running.delivered.items():
                 edge = self._out.get(name)
@@ -110,7 +118,7 @@ def _above(starts: dict[tuple[str, str], float], interface: str, path: str) -> f
         found = starts.get((interface, path))
         if found is not None or not path:
             return found
-        path = path.rpartition(",")[0] if "," in path else ""
+        path = path.rpartition("/")[0]
 
 
 def _summary(noted: deque[Noted], scale: float) -> dict[str, float]:
@@ -170,8 +178,9 @@ class Watch:
             metrics.spans.add(graph, span.interface)
             metrics.queue_s.of(graph, span.interface).observe(max(0.0, span.started - span.queued))
             metrics.run_s.of(graph, span.interface).observe(max(0.0, span.ended - span.started))
-            for edge, took in self.graphs[graph].span(running, span, now):
-                metrics.edge_s.of(graph, edge.source, edge.field, edge.reader).observe(took)
+            self.graphs[graph].span(running, span, now)
+        for edge, took in self.graphs[graph].resolve(running, now):
+            metrics.edge_s.of(graph, edge.source, edge.field, edge.reader).observe(took)
         self._seen[running.id] = len(spans)
 
     async def census(self) -> dict[str, dict[str, dict[str, int]]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -95,6 +97,20 @@ class Cook:
         yield f" {ctx.params.heat}"
 
 
+class Held:
+    """Loads only while there is no file of that name."""
+
+    def __init__(self, flag: str) -> None:
+        self._flag = Path(flag)
+
+    def setup(self) -> None:
+        while self._flag.exists():
+            time.sleep(0.01)
+
+    async def run(self, text: str) -> str:
+        return text
+
+
 class Tools:
     """Calls the first tool it has, or answers with the conversation and its options as JSON."""
 
@@ -179,6 +195,16 @@ def listener(pause_s: float = 0.2) -> Graph:
         "say", inputs=[[{"text": heard.text}], [text]], outputs=[stream("word")]
     )
     graph.output(answer=said.word)
+    return graph
+
+
+def held(flag: str) -> Graph:
+    """A role that is kept from coming up again by a file."""
+    graph = Graph("held")
+    text = graph.placeholder("text", Text, required=True)
+    graph.output(
+        same=graph.role("r", Held, init={"flag": flag}).interface("run", inputs=[[text]], outputs=["same"]).same
+    )
     return graph
 
 
