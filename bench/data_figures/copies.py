@@ -2,7 +2,8 @@
 arrays.
 
 Copy-in: `TempClient.put` of 1 MiB and 16 MiB (the worse counts), allocation and publication included. Gather: 256
-scattered 64 KiB pages of L2 into one array. The plain copies go to 64 MiB of private memory in turn.
+scattered 64 KiB pages of L2 into one array. The plain copies go to 64 MiB of
+private memory in turn, and come from a random place of a private array as large as L2.
 """
 
 from __future__ import annotations
@@ -52,13 +53,14 @@ def _gather(bench: Bench, client: MemoryManagerClient) -> None:
     arena = client.arena("kv/l2")
     writer = client.arena("kv/l2", write=True)
     writer.array[:] = 3
-    source = np.zeros((TAKE, PAGE), np.uint8)
-    out, target = np.zeros_like(source), np.zeros_like(source)
+    source = np.full((PAGES, PAGE), 5, np.uint8)
+    out, target = np.full((TAKE, PAGE), 1, np.uint8), np.full((TAKE, PAGE), 1, np.uint8)
     rng = np.random.default_rng(3)
     for _ in range(bench.rounds(60)):
         slots = rng.permutation(PAGES)[:TAKE].astype(np.uint32)
+        at = int(rng.integers(PAGES - TAKE))
         began = time.perf_counter()
-        np.copyto(target, source)
+        np.copyto(target, source[at : at + TAKE])
         plain = time.perf_counter() - began
         began = time.perf_counter()
         arena.gather(PAGE, slots, out)

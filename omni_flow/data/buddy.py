@@ -13,21 +13,24 @@ MAX_BLOCK: Final = 256 << 20
 
 
 class Buddy:
-    """Blocks of 4 KiB · 2^k in [0, size)."""
+    """Blocks of 4 KiB · 2^k in [0, size). The block given back last is taken first: it is still in the caches.
+
+    A free list is a dict used as an ordered set.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size // MIN_BLOCK * MIN_BLOCK
         self.top = 0
         while MIN_BLOCK << (self.top + 1) <= min(self.size, MAX_BLOCK):
             self.top += 1
-        self._free: list[set[int]] = [set() for _ in range(self.top + 1)]
+        self._free: list[dict[int, None]] = [{} for _ in range(self.top + 1)]
         self.free_bytes = 0
         at = 0
         while at < self.size:
             order = self.top
             while at % (MIN_BLOCK << order) or at + (MIN_BLOCK << order) > self.size:
                 order -= 1
-            self._free[order].add(at)
+            self._free[order][at] = None
             self.free_bytes += MIN_BLOCK << order
             at += MIN_BLOCK << order
 
@@ -52,10 +55,10 @@ class Buddy:
                 break
         else:
             return None
-        at = self._free[have].pop()
+        at, _ = self._free[have].popitem()
         while have > order:
             have -= 1
-            self._free[have].add(at + (MIN_BLOCK << have))
+            self._free[have][at + (MIN_BLOCK << have)] = None
         self.free_bytes -= MIN_BLOCK << order
         return at
 
@@ -66,10 +69,10 @@ class Buddy:
             buddy = at ^ (MIN_BLOCK << order)
             if buddy not in self._free[order]:
                 break
-            self._free[order].remove(buddy)
+            del self._free[order][buddy]
             at = min(at, buddy)
             order += 1
-        self._free[order].add(at)
+        self._free[order][at] = None
 
 
 class Extents:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 BATCH: Final = 64
 RING_BYTES: Final = 2 << 20
-_MAGAZINE_BYTES: Final = 32 << 20
+_MAGAZINE_BYTES: Final = 8 << 20
 _HELD_BASE: Final = OWNED * CELLS
 
 

@@ -21,6 +21,10 @@ from omni_flow.data.waits import Waiter, WaitQueue
 U32 = NDArray[np.uint32]
 Leased = list[tuple[int, int, int]]
 _RECHECK_S = 0.01
+_HOT_BYTES = 256 << 10
+"""From this size on a lease first looks for what has just been released: reusing it is worth more than the look."""
+SETTLED_S = 1.0
+"""How often a settled slot that somebody still holds is looked at."""
 
 
 @dataclass(slots=True, eq=False)
@@ -37,6 +41,7 @@ class Slot:
     generation: int
     left: int = -1
     adopt_until: float = 0.0
+    settled: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -172,7 +177,7 @@ class TempPool:
                 self.waits.add(Waiter(account.session, size, deadline, serve, expire))
             return True
 
-        if not within() or self.waits or not self._enough(size):
+        if size >= _HOT_BYTES or not within() or self.waits or not self._enough(size):
             self.harvest_all()
         if not account.own_wait and within() and not self.waits and serve(False):
             return
@@ -339,6 +344,7 @@ class TempPool:
                 account.ledger[slot.entry, 0] = NONE
             slot.owner = 0
             slot.adopt_until = now
+            slot.settled = True
             self.orphans[number] = slot
             self.counters["settled"] += 1
 
@@ -418,7 +424,7 @@ class TempPool:
             if self.orphans.get(slot.number) is not slot:
                 continue
             if (slot.number, slot.generation) in held:
-                slot.adopt_until = now + self.orphan_s
+                slot.adopt_until = now + (SETTLED_S if slot.settled else self.orphan_s)
                 continue
             del self.orphans[slot.number], self.slots[slot.number]
             self.generations[slot.number] = (slot.generation + 1) & 0xFFFFFFFF
