@@ -46,6 +46,26 @@ class GatewayHost(Protocol):
         """The value in a payload."""
 
 
+class _Nobody:
+    """The host of a request that its gateway has forgotten."""
+
+    def send(self, role: int, share: int, message: Message, interfaces: tuple[InterfaceId, ...]) -> None:
+        """Nobody listens."""
+
+    def deliver(self, delivered: Delivered) -> None:
+        """Nobody takes it."""
+
+    def resume(self, placeholder: str) -> None:
+        """Nobody waits."""
+
+    def decided(self, outcome: Outcome, failures: Mapping[str, Failure]) -> None:
+        """Decided before."""
+
+    def decode(self, payload: Any) -> Any:
+        """The payload itself: what is made of it is of no interest."""
+        return payload
+
+
 class Request:
     """One request at its gateway. `shares[r]` is the number of shares of role r, `params` the snapshot.
 
@@ -217,6 +237,10 @@ class Request:
 
     def _awaited(self) -> list[Delivery]:
         return [d for d in self._deliveries if self._wanted[d.output.index]]
+
+    def leave(self) -> None:
+        """The gateway has forgotten this request: from now on it talks to nobody, and holds its host no longer."""
+        self.host = _Nobody()
 
     @property
     def open_numbers(self) -> int:

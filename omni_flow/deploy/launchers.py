@@ -11,9 +11,10 @@ import itertools
 import logging
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypedDict, Unpack, get_args
 
+from omni_flow.control.compile import DONE
 from omni_flow.control.compiled import CompiledGraph
 from omni_flow.control.graph import Graph
 from omni_flow.control.runtime.gateway import Gateway, Limits
@@ -22,6 +23,7 @@ from omni_flow.control.runtime.node import Node
 from omni_flow.control.runtime.values import Values
 from omni_flow.control.runtime.wire import BatchCodec, Head
 from omni_flow.control.transport import make_transport
+from omni_flow.control.types import KV, Bytes, Scalar, Text, Tokens
 from omni_flow.data.errors import DataError
 from omni_flow.deploy.blame import blame
 from omni_flow.deploy.errors import LaunchError, UnknownRole
@@ -90,6 +92,11 @@ def _target_for(start: Starts, target: str | None) -> str | None:
     if start == "spawn" and target is None:
         raise LaunchError({"": "start='spawn' needs a target that a fresh process can import: target='file.py:graph'"})
     return None if start == "fork" else target
+
+
+def may_carry_array(type_: Any) -> bool:
+    """Whether values of a field's type may be or hold arrays; of an undeclared type, anything may."""
+    return not isinstance(type_, (Text, Bytes, Scalar, Tokens, KV))
 
 
 async def drained(gateway: Gateway, drain_s: float) -> None:
@@ -163,7 +170,8 @@ class LocalLauncher:
         self._run_dir = RunDir(options.get("run_dir"))
         self._notify = options.get("on_event") or (lambda line: log.info("%s", line))
         memory = options.get("memory", Memory())
-        self._memory = None if memory is None else MemoryProcess(memory, self._run_dir.path, self._notify)
+        wanted = memory is not None and any(may_carry_array(f) for f in self._field_types())
+        self.memory = MemoryProcess(memory, self._run_dir.path, self._notify) if memory and wanted else None
         self._tensors: ArenaTensors | None = None
         self._supervisor = Supervisor(
             self._plan,
@@ -181,6 +189,11 @@ class LocalLauncher:
         self.gateway: Gateway
         self.node: Node | None = None
 
+    def _field_types(self) -> Iterator[Any]:
+        """The declared type of everything that travels."""
+        yield from (p.type for p in self._plan.spec.placeholders)
+        yield from (o.type for i in self._plan.spec.interfaces for o in i.outputs if o.name != DONE)
+
     def _make_link(self) -> NurseryLink:
         return NurseryLink(self._plan, self._run_dir.lock, self._target)
 
@@ -192,10 +205,15 @@ class LocalLauncher:
     async def start(self) -> None:
         """Bring every role up, on the running loop. Raises LaunchError; nothing is left then."""
         try:
-            if self._memory is not None:
-                await self._memory.start()
-                self._tensors = await asyncio.to_thread(ArenaTensors, self._memory.address, "gateway")
-            await self._start_node()
+            if self.memory is not None:
+                self._tensors = ArenaTensors(self.memory.address, "gateway")
+                starting = asyncio.create_task(self.memory.start())
+                try:
+                    await self._start_node()
+                finally:
+                    await starting
+            else:
+                await self._start_node()
         except DataError as error:
             await self._end()
             raise LaunchError({"": f"the memory manager did not start: {error}"}) from error
@@ -223,7 +241,7 @@ class LocalLauncher:
             stall_s=self._options.get("stall_s", 30.0),
             log_level=self._options.get("log_level", "INFO"),
             key=self._key,
-            memory=None if self._memory is None else self._memory.address,
+            memory=None if self.memory is None else self.memory.address,
         )
         self._supervisor.attach(self._first_link, setup, self.gateway)
         await self._supervisor.launch(self._counts)
@@ -256,8 +274,8 @@ class LocalLauncher:
             await self.node.close()
         if self._tensors is not None:
             self._tensors.close()
-        if self._memory is not None:
-            await self._memory.close()
+        if self.memory is not None:
+            await self.memory.close()
         self._run_dir.remove()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -20,10 +21,13 @@ from omni_flow.control.runtime.tensors import Placed, TensorGone
 from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.errors import DataError, Disconnected, NeverFits, OutOfMemory, PoolFull, StaleEpoch
 from omni_flow.data.ledger import TEMP_ARENA
-from omni_flow.data.temp_client import Share, TempBuffer, TempClient
+from omni_flow.data.temp_client import Maps, Share, TempBuffer, TempClient
 from omni_flow.refs import TensorRef
 
 log = logging.getLogger("omni_flow.tensors")
+
+RETRY_S = 0.2
+"""How long a process goes on without a memory manager before it looks for one again."""
 
 WARM_BYTES = 64 << 20
 """How much of the arena each process maps in at once; the pool hands out low addresses first."""
@@ -32,30 +36,38 @@ WARM_BYTES = 64 << 20
 class ArenaTensors:
     """A process's TempBuffers, as the runtime and role code use them. Safe from any thread.
 
+    Connects when the first large array comes; without a memory manager, arrays travel in messages.
+
     Args:
         address: the memory manager's socket.
         name: of this process, for people.
     """
 
     def __init__(self, address: str, name: str) -> None:
-        self._client = MemoryManagerClient(address, name=name)
-        self._temp = TempClient(self._client)
+        self._address = address
+        self._name = name
+        self._client: MemoryManagerClient | None = None
+        self._temp: TempClient | None = None
+        self._retry_at = 0.0
+        self._warm: threading.Thread | None = None
         self._lock = threading.RLock()  # a finalizer may run wherever memory is allocated, also under it
         self._made: dict[int, TempBuffer] = {}
         self.copied = 0
         self.in_place = 0
-        self._warm = threading.Thread(target=self._map_in, name="warm", daemon=True)
-        self._warm.start()
 
-    def _map_in(self) -> None:
-        """Fault in the part of the arena that is used first, so that no request pays for it."""
-        maps = self._temp.buffers.maps
-        try:
-            for arena in (maps.writer, maps.reader):
-                if arena is not None:
-                    arena.populate(1, WARM_BYTES)
-        except OutOfMemory as error:
-            log.warning("%s", error)
+    def _connected(self) -> TempClient | None:
+        """The pool; None while there is no memory manager (asked again after `RETRY_S`). Under the lock."""
+        if self._temp is None and time.monotonic() >= self._retry_at:
+            try:
+                self._client = MemoryManagerClient(self._address, name=self._name)
+                self._temp = TempClient(self._client)
+            except DataError as error:
+                self._retry_at = time.monotonic() + RETRY_S
+                log.info("arrays travel in messages for now: %s", error)
+                return None
+            self._warm = threading.Thread(target=_map_in, args=(self._temp.buffers.maps,), name="warm", daemon=True)
+            self._warm.start()
+        return self._temp
 
     def empty(self, shape: tuple[int, ...] | int, dtype: DTypeLike = "float32") -> NDArray[Any]:
         """An array to compute into: given as an output, it is handed over without a copy.
@@ -79,12 +91,15 @@ class ArenaTensors:
         with self._lock:
             if self._made.get(at) is buffer:
                 del self._made[at]
-                self._temp.buffers.discard(buffer)
+                self.discard(buffer)
 
     def _alloc(self, nbytes: int) -> TempBuffer | None:
         with self._lock:
+            temp = self._connected()
+            if temp is None:
+                return None
             try:
-                buffer = self._temp.alloc(max(nbytes, 1), timeout=0)
+                buffer = temp.alloc(max(nbytes, 1), timeout=0)
             except (PoolFull, NeverFits):
                 return None
             except (Disconnected, StaleEpoch) as gone:
@@ -140,17 +155,22 @@ class ArenaTensors:
 
     def take(self, ref: TensorRef) -> ArenaTaken:
         """See `Tensors.take`."""
-        if ref.node != self._temp.buffers.node:
-            raise TensorGone(f"it lies on node {ref.node!r}, and this process is on {self._temp.buffers.node!r}")
-        try:
-            with self._lock:
-                return ArenaTaken(self._temp.adopt(ref))
-        except DataError as gone:
-            raise TensorGone(str(gone)) from gone
+        with self._lock:
+            temp = self._connected()
+            if temp is None:
+                raise TensorGone(f"there is no memory manager at {self._address}")
+            if ref.node != temp.buffers.node:
+                raise TensorGone(f"it lies on node {ref.node!r}, and this process is on {temp.buffers.node!r}")
+            try:
+                return ArenaTaken(temp.adopt(ref))
+            except DataError as gone:
+                raise TensorGone(str(gone)) from gone
 
     def settle(self, refs: Sequence[TensorRef]) -> None:
         """See `Tensors.settle`."""
         with self._lock:
+            if self._temp is None:
+                return
             try:
                 self._temp.settle(refs)
             except (Disconnected, StaleEpoch):
@@ -159,20 +179,40 @@ class ArenaTensors:
     def publish(self, buffer: TempBuffer, dtype: str, shape: tuple[int, ...], consumers: int) -> None:
         """Hand a buffer to so many readers."""
         with self._lock:
-            self._temp.publish(buffer, dtype, shape, consumers)
+            if self._temp is not None:
+                self._temp.publish(buffer, dtype, shape, consumers)
 
     def discard(self, buffer: TempBuffer) -> None:
         """A buffer nobody will read."""
         with self._lock:
-            self._temp.buffers.discard(buffer)
+            if self._temp is not None:
+                self._temp.buffers.discard(buffer)
+
+    def node(self) -> str:
+        """The name of the node whose manager this is."""
+        assert self._temp is not None
+        return self._temp.buffers.node
 
     def close(self) -> None:
         """End the session; what it held is free."""
-        self._warm.join()
+        if self._warm is not None:
+            self._warm.join()
         with self._lock:
+            if self._client is not None:
+                self._client.close()
             self._made.clear()
-            del self._temp
-        self._client.close()
+            self._client = self._temp = None
+            self._retry_at = float("inf")
+
+
+def _map_in(maps: Maps) -> None:
+    """Fault in the part of the arena that is used first, so that no request pays for it."""
+    try:
+        for arena in (maps.writer, maps.reader):
+            if arena is not None:
+                arena.populate(1, WARM_BYTES)
+    except OutOfMemory as error:
+        log.warning("%s", error)
 
 
 class ArenaPlaced:
@@ -181,8 +221,7 @@ class ArenaPlaced:
     __slots__ = ("_buffer", "_tensors", "ref")
 
     def __init__(self, tensors: ArenaTensors, buffer: TempBuffer, dtype: str, shape: tuple[int, ...]) -> None:
-        node = tensors._temp.buffers.node
-        self.ref = TensorRef(node, TEMP_ARENA, buffer.offset, buffer.nbytes, buffer.generation, dtype, shape)
+        self.ref = TensorRef(tensors.node(), TEMP_ARENA, buffer.offset, buffer.nbytes, buffer.generation, dtype, shape)
         self._buffer = buffer
         self._tensors = tensors
 

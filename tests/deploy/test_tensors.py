@@ -92,7 +92,7 @@ def temp_of(app: Any) -> dict[str, int | float]:
 async def slots_left(app: Any, ordinary: float) -> float:
     """How many published slots there are once frees under way are done; magazines hold up to `ordinary` others."""
     left = 0.0
-    for _ in range(300):
+    for _ in range(500):
         stats = temp_of(app)
         left = stats["temp_slots"] + stats["temp_orphans"]
         if left <= ordinary:

@@ -98,15 +98,18 @@ class Execution:
         if running.stepper is not None:
             running.stepper.go_on()
 
-    def cancel(self, activation: Activation) -> None:
-        """The request of `activation` is over."""
+    def cancel(self, activation: Activation) -> Running:
+        """The request of `activation` is over: stop it, and let go at once of what it was given."""
         running: Running = activation.context
+        activation.context = None
+        activation.inputs = {}
         if running.context is not None:
             running.context.cancel()
         if running.runner is not None:
             running.runner.cancel()
         if running.stepper is not None:
             running.stepper.cancel()
+        return running
 
     # ---- the loop's runners ---------------------------------------------------------------------------------
 
@@ -139,6 +142,7 @@ class Execution:
                     running.runner = task
                     await self._run(running)
                     running.runner = None
+                del running  # an idle runner must not hold what its last activation was given
                 if self._queue and not self._awake:
                     self._awake = True
                     self.node.loop.call_soon(self._relieve)

@@ -302,6 +302,7 @@ class LiveRequest(Outbox):
         if self._timer is not None:
             self._timer.cancel()
         self.gateway.finished(self)
+        self._request.leave()
         self.node.values.settle(self.spilled)
         for waiter in self._credit.values():
             if not waiter.done():

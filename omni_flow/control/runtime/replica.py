@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from omni_flow.control.plan import Interface, RolePlan
 from omni_flow.control.runtime.closed import ClosedRequests
-from omni_flow.control.runtime.execution import Execution
+from omni_flow.control.runtime.execution import Execution, Running
 from omni_flow.control.runtime.methods import Method
 from omni_flow.control.runtime.party import Party
 from omni_flow.control.runtime.wire import CLOSE, Envelope, Head, decode_head
@@ -137,18 +137,19 @@ class Replica:
         party.out = {}
         for share in party.shares.values():
             for activation in share.close():
-                self.execution.cancel(activation)
-                if not activation.context.method.asynchronous:
-                    self.node.loop.call_later(self.grace_s, self._check_stuck, activation)
+                running = self.execution.cancel(activation)
+                if not running.method.asynchronous:
+                    self.node.loop.call_later(self.grace_s, self._check_stuck, running)
+        party.shares = {}
         self.node.values.settle(party.spilled)
         if self.node.retiring and not self.parties:
             self.node.retired()
 
-    def _check_stuck(self, activation: Activation) -> None:
+    def _check_stuck(self, running: Running) -> None:
         """Grace is over: a thread that still runs role code for a closed request makes this replica useless."""
-        if activation.context.in_thread and self.on_stuck is not None:
+        if running.in_thread and self.on_stuck is not None:
             self.on_stuck(
-                f"{activation.interface.name} runs on in its thread {self.grace_s:g} s after its request was closed"
+                f"{running.method.interface.name} runs on in its thread {self.grace_s:g} s after its request was closed"
             )
 
     def gateway_gone(self, gateway: str) -> None:

@@ -2,13 +2,14 @@
 
 The deployment injects `Tensors`. A payload whose arrays were placed is `Spilled` at its producer: how many will read it
 is known once its message has been queued for all of them, and it is published when it first goes out. At each reader it
-is `Leased`, which holds the arrays as long as it, or an array made from it, lives; a message that is dropped unread gives
-its lease back by being forgotten.
+is `Leased`, which holds the arrays as long as it, or an array made from it, lives; a message that is dropped unread
+gives its lease back by being forgotten.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from omni_flow.control.codec import Codec, MalformedPayload
@@ -43,7 +44,7 @@ class Tensors(Protocol):
     """What the runtime needs from a data plane. All but `Taken.array` is called on the event loop."""
 
     def place(self, array: Any) -> Placed | None:
-        """Put a numpy array or CPU tensor into the data plane, without a copy if it was computed there. None: no room."""
+        """Put a numpy array or CPU tensor into the data plane, uncopied if it was computed there. None: no room."""
 
     def take(self, ref: TensorRef) -> Taken:
         """Hold a published array. Raises TensorGone."""
@@ -95,23 +96,55 @@ class Leased:
         self.data = data
         self._held: dict[TensorRef, Taken] = {}
         self._gone = ""
-
-        def take(ref: TensorRef, torch: bool) -> Any:
+        for ref in _refs_in(data):
             if tensors is None:
                 self._gone = f"{ref.nbytes} bytes lie on node {ref.node}, but this process has no memory manager"
-            else:
-                try:
-                    self._held[ref] = tensors.take(ref)
-                except TensorGone as gone:
-                    self._gone = str(gone)
-            return None
-
-        Codec(fetch=take).decode(data)
+                continue
+            try:
+                self._held[ref] = tensors.take(ref)
+            except TensorGone as gone:
+                self._gone = str(gone)
 
     def decode(self, type_: Type | None) -> Any:
         """The value, its arrays over the memory held. Any thread. Raises MalformedPayload."""
         if self._gone:
             raise MalformedPayload(f"an array of this payload is gone: {self._gone}")
-        held = self._held
-        fetch: Callable[[TensorRef, bool], Any] = lambda ref, torch: held[ref].array(torch)  # noqa: E731
-        return Codec(fetch=fetch).decode(self.data, type_)
+        _decoding.held = self._held
+        try:
+            return _over_held.decode(self.data, type_)
+        finally:
+            _decoding.held = None
+
+
+class _Decoding(threading.local):
+    """What the payload that this thread decodes holds. A codec is in a cycle with itself, so it must not own any."""
+
+    held: dict[TensorRef, Taken] | None = None
+    seen: list[TensorRef] | None = None
+
+
+_decoding = _Decoding()
+
+
+def _fetch(ref: TensorRef, torch: bool) -> Any:
+    assert _decoding.held is not None
+    return _decoding.held[ref].array(torch)
+
+
+def _note(ref: TensorRef, torch: bool) -> None:
+    assert _decoding.seen is not None
+    _decoding.seen.append(ref)
+
+
+_over_held = Codec(fetch=_fetch)
+_noting = Codec(fetch=_note)
+
+
+def _refs_in(data: bytes) -> list[TensorRef]:
+    """The references in a payload. Raises MalformedPayload."""
+    seen = _decoding.seen = []
+    try:
+        _noting.decode(data)
+    finally:
+        _decoding.seen = None
+    return seen
