@@ -1,0 +1,345 @@
+"""The engine on one GPU against plain SGLang 0.5.17: `python bench/gpu/compute.py [--json] [--pairs N] [--quick]`.
+
+DeepSeek-V2-Lite at full size with SGLang's own dummy weights, bf16, pages of 64 tokens. Plain SGLang's `Engine`, one
+engine of ours (A) and a second one (B) live on the card at once, A and B over one KV pool of a memory manager; requests
+alternate between plain and A. Every figure is a median; --json prints one object with plain numbers and nothing else.
+
+prefill_N, decode_N    throughput of N prompts of 512 tokens (N new ones; 64 or 256 tokens each), ours over plain
+ttft_l1_ratio          first token of a 32,768-token prompt found whole in L1, over plain SGLang's own radix hit
+ttft_l2_ratio          the same found in L2, over (L1 hit + bytes / measured copy of the tier)
+tail_extend_ms         first token of a prompt of which all but 64 tokens are cached
+pd_extra_ms, pd_gap_ms A prefills and emits the first token, B goes on: first token against A's own, first to second
+turns_ratio            first token of turn 10 over turn 1: 512 new prompt tokens and 256 answer tokens a turn
+second_role_gib        device memory that B took at its start
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.metadata import entry_points, version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent.parent
+PAGE, CONTEXT = 64, 40_960
+QUOTA = 2048 * PAGE
+CONFIG = {
+    "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "vocab_size": 102400, "hidden_size": 2048,
+    "intermediate_size": 10944, "moe_intermediate_size": 1408, "num_hidden_layers": 27, "num_attention_heads": 16,
+    "num_key_value_heads": 16, "n_shared_experts": 2, "n_routed_experts": 64, "routed_scaling_factor": 1.0,
+    "kv_lora_rank": 512, "q_lora_rank": None, "qk_rope_head_dim": 64, "v_head_dim": 128, "qk_nope_head_dim": 128,
+    "topk_method": "greedy", "n_group": 1, "topk_group": 1, "num_experts_per_tok": 6, "moe_layer_freq": 1,
+    "first_k_dense_replace": 1, "norm_topk_prob": False, "scoring_func": "softmax", "hidden_act": "silu",
+    "max_position_embeddings": 163840, "rms_norm_eps": 1e-6, "rope_theta": 10000,
+    "rope_scaling": {
+        "type": "yarn", "factor": 40, "beta_fast": 32, "beta_slow": 1, "mscale": 0.707, "mscale_all_dim": 0.707,
+        "original_max_position_embeddings": 4096,
+    },
+    "attention_bias": False, "torch_dtype": "bfloat16", "bos_token_id": 100000, "eos_token_id": 100001,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+FLAGS: dict[str, Any] = {
+    "cuda_graph_bs_decode": [1, 2, 4, 8, 16, 32, 64],
+    "chunked_prefill_size": 8192,
+    "mem_fraction_static": 0.6,
+}
+
+
+def metadata_folder(folder: Path) -> None:
+    """Let SGLang find the plugin where the project is on the path and not installed."""
+    if "omni_flow" in entry_points(group="sglang.srt.plugins").names:
+        return
+    info = folder / "omni_flow-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: omni-flow\nVersion: 0.1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[sglang.srt.plugins]\nomni_flow = omni_flow.compute.sglang.plugin:register\n"
+        "[sglang.srt.platforms]\nomni_flow_cpu = omni_flow.compute.sglang.platform:activate\n"
+    )
+    sys.path.insert(0, str(folder))
+
+
+def used_gib() -> float:
+    """GiB in use on the device, all processes."""
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    return float(subprocess.run(query, capture_output=True, text=True, check=True).stdout) / 1024
+
+
+def prompts(count: int, length: int, seed: int) -> list[list[int]]:
+    """Random prompts."""
+    rng = random.Random(seed)
+    return [[rng.randrange(1000, 90_000) for _ in range(length)] for _ in range(count)]
+
+
+# -- plain SGLang, in a process of its own ----------------------------------------------------------------------------
+
+
+def _plain(pipe: Any, folder: str) -> None:
+    os.environ["SGLANG_PLUGINS"] = "none"
+    import sglang
+
+    engine = sglang.Engine(
+        model_path=folder, load_format="dummy", skip_tokenizer_init=True, attention_backend="triton",
+        sampling_backend="pytorch", grammar_backend="none", moe_runner_backend="triton", page_size=PAGE,
+        log_level="warning", context_length=CONTEXT, max_running_requests=64, max_total_tokens=QUOTA,
+        dtype="bfloat16", **FLAGS,
+    )  # fmt: skip
+    pipe.send("up")
+    while (asked := pipe.recv()) is not None:
+        ids, count = asked
+        began = time.perf_counter()
+        made = engine.generate(
+            input_ids=ids, sampling_params={"max_new_tokens": count, "temperature": 0, "ignore_eos": True}
+        )
+        pipe.send((time.perf_counter() - began, [one["output_ids"] for one in made]))
+    engine.shutdown()
+
+
+class Plain:
+    """Blocking calls to the plain engine; its times are taken in its own process."""
+
+    def __init__(self, folder: str) -> None:
+        self._pipe, theirs = multiprocessing.Pipe()
+        self._process = multiprocessing.get_context("spawn").Process(target=_plain, args=(theirs, folder))
+        self._process.start()
+
+    def wait(self) -> None:
+        """Until it serves."""
+        assert self._pipe.recv() == "up"
+
+    def __call__(self, ids: list[list[int]], count: int) -> tuple[float, list[list[int]]]:
+        self._pipe.send((ids, count))
+        seconds, tokens = self._pipe.recv()
+        return seconds, tokens
+
+    def close(self) -> None:
+        self._pipe.send(None)
+        self._process.join(30)
+        if self._process.is_alive():
+            self._process.kill()
+
+
+# -- ours -------------------------------------------------------------------------------------------------------------
+
+
+async def ours(engine: Any, ids: list[list[int]], count: int) -> tuple[float, list[list[int]]]:
+    """The same of an engine of ours, all prompts at once."""
+    from omni_flow.compute.engine import Request, TokenEvent, Tokens
+    from omni_flow.compute.sampling import Sampling
+
+    sampling = Sampling(max_tokens=count, ignore_eos=True)
+
+    async def one(prompt: list[int]) -> list[int]:
+        events = engine.generate(Request(spans=[Tokens(prompt)], sampling=sampling))
+        return [event.token async for event in events if isinstance(event, TokenEvent)]
+
+    began = time.perf_counter()
+    tokens = await asyncio.gather(*(one(prompt) for prompt in ids))
+    return time.perf_counter() - began, list(tokens)
+
+
+async def first_and_second(engine: Any, prompt: list[int]) -> tuple[int, float, float]:
+    """First token, and when it and the next came."""
+    from omni_flow.compute.engine import Request, TokenEvent, Tokens
+    from omni_flow.compute.sampling import Sampling
+
+    times, tokens = [], []
+    request = Request(spans=[Tokens(prompt)], sampling=Sampling(max_tokens=2, ignore_eos=True))
+    async for event in engine.generate(request):
+        if isinstance(event, TokenEvent):
+            times.append(time.perf_counter())
+            tokens.append(event.token)
+    return tokens[0], times[0], times[-1]
+
+
+class Figures:
+    """The measurements, one method a figure; all append to `out`."""
+
+    def __init__(self, plain: Plain, a: Any, b: Any, pairs: int) -> None:
+        self.plain, self.a, self.b, self.pairs = plain, a, b, pairs
+        self.out: dict[str, float] = {}
+        self.seed = 1000
+
+    def fresh(self, count: int, length: int) -> list[list[int]]:
+        self.seed += 1
+        return prompts(count, length, self.seed)
+
+    async def throughput(self, batch: int, new: int) -> None:
+        """prefill_N, decode_N and whether the tokens are equal."""
+        prefill, decode, speed, same = [], [], [], 0
+        for _ in range(self.pairs):
+            ids = self.fresh(batch, 512)
+            times = {}
+            for name in ("plain", "ours") if self.seed % 2 else ("ours", "plain"):
+                run = self._run(name)
+                cold, _ = await run(ids, 1)
+                one, _ = await run(ids, 1)
+                whole, tokens = await run(ids, new + 1)
+                times[name] = (cold, whole - one, tokens)
+            prefill.append(times["plain"][0] / times["ours"][0])
+            decode.append(times["plain"][1] / times["ours"][1])
+            speed.append(batch * new / times["ours"][1])
+            same += times["plain"][2] == times["ours"][2]
+        self.out[f"ratio_to_sglang.prefill_{batch}"] = statistics.median(prefill)
+        self.out[f"ratio_to_sglang.decode_{batch}"] = statistics.median(decode)
+        self.out[f"decode_tokens_per_s_{batch}"] = statistics.median(speed)
+        self.out[f"equal_tokens_{batch}"] = same / self.pairs
+
+    def _run(self, name: str) -> Any:
+        async def plain(ids: list[list[int]], count: int) -> tuple[float, list[list[int]]]:
+            return await asyncio.get_running_loop().run_in_executor(None, self.plain, ids, count)
+
+        async def mine(ids: list[list[int]], count: int) -> tuple[float, list[list[int]]]:
+            return await ours(self.a, ids, count)
+
+        return plain if name == "plain" else mine
+
+    async def cached(self) -> None:
+        """ttft_l1_ratio, ttft_l1_ms and recompute_ms of a 32 k prompt; tail_extend_ms."""
+        ids = self.fresh(1, 32_768)
+        plain, mine = self._run("plain"), self._run("ours")
+        self.out["recompute_ms"] = (await mine(ids, 1))[0] * 1e3
+        await plain(ids, 1)
+        pairs = [((await plain(ids, 1))[0], (await mine(ids, 1))[0]) for _ in range(self.pairs)]
+        self.out["ttft_l1_ms"] = statistics.median(m for _, m in pairs) * 1e3
+        self.out["ttft_l1_ratio"] = statistics.median(m / p for p, m in pairs)
+        base = self.fresh(1, 8192)[0]
+        await mine([base], 1)
+        tails = [(await mine([base + self.fresh(1, 64)[0]], 1))[0] for _ in range(self.pairs)]
+        self.out["tail_extend_ms"] = statistics.median(tails) * 1e3
+        await plain([base], 1)
+        tails = [(await plain([base + self.fresh(1, 64)[0]], 1))[0] for _ in range(self.pairs)]
+        self.out["sglang_tail_extend_ms"] = statistics.median(tails) * 1e3
+
+    async def roles(self) -> None:
+        """pd_extra_ms and pd_gap_ms."""
+        extra, gap, same = [], [], 0
+        for _ in range(self.pairs):
+            whole, split = self.fresh(2, 4096 + 37)
+            began = time.perf_counter()
+            _, first, _ = await first_and_second(self.a, whole)
+            alone = first - began
+            began = time.perf_counter()
+            _, handed = await ours(self.a, [split], 1)
+            first = time.perf_counter()
+            _, tokens = await ours(self.b, [split + handed[0]], 1)
+            gap.append((time.perf_counter() - first) * 1e3)
+            extra.append((first - began - alone) * 1e3)
+            _, both = await ours(self.a, [split], 2)
+            same += both[0] == handed[0] + tokens[0]
+        self.out["pd_extra_ms"] = statistics.median(extra)
+        self.out["pd_gap_ms"] = statistics.median(gap)
+        self.out["pd_equal_tokens"] = same / self.pairs
+
+    async def turns(self) -> None:
+        """turns_ratio, and the same where nothing is cached."""
+        ratios, plain_ratios = [], []
+        for _ in range(max(3, self.pairs // 5)):
+            history: list[int] = []
+            times = []
+            for _ in range(10):
+                history += self.fresh(1, 512)[0]
+                times.append((await ours(self.a, [history], 1))[0])
+                _, tokens = await ours(self.a, [history], 256)
+                history += tokens[0]
+            ratios.append(times[-1] / times[0])
+            new = self.fresh(1, len(history) - 256)
+            plain_ratios.append((await ours(self.a, new, 1))[0] / times[0])
+        self.out["turns_ratio"] = statistics.median(ratios)
+        self.out["turns_ratio_recomputed"] = statistics.median(plain_ratios)
+
+
+async def measure(pairs: int, work: Path, say: Any) -> dict[str, float]:
+    """Everything, in the order in which it matters most."""
+    from omni_flow.compute.kv_layout import kv_layout
+    from omni_flow.compute.sglang.config import EngineConfig
+    from omni_flow.compute.sglang.kernel import SGLangEngine
+    from omni_flow.data.kv_pool import PoolSpec
+    from omni_flow.data.launch import start
+    from omni_flow.data.server import ServerConfig
+
+    folder = work / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    page_bytes = kv_layout(CONFIG).page_bytes(PAGE, "bfloat16")
+    pool = PoolSpec(
+        name="kv", page_bytes=page_bytes, l1_pages=2 * (QUOTA // PAGE + 64) + 65, padding=1, l1_device=0, planes=27
+    )
+    manager = start(ServerConfig(path=str(work / "memory.sock"), pools=(pool,), huge=False))
+    config = EngineConfig(
+        model=str(folder), device="cuda", dtype="bfloat16", max_tokens=QUOTA, page_size=PAGE, max_running=64,
+        context=CONTEXT, chunk=8192, threads=0, overlap=True, revision="bench", manager=str(work / "memory.sock"),
+        pool="kv", load_format="dummy", extra=FLAGS,
+    )  # fmt: skip
+    begin = time.perf_counter()
+    plain = Plain(str(folder))
+    a, b = SGLangEngine(config), SGLangEngine(config)
+    try:
+        await a.start()
+        say(f"A up after {time.perf_counter() - begin:.0f} s, {used_gib():.1f} GiB")
+        await asyncio.get_running_loop().run_in_executor(None, plain.wait)
+        before = used_gib()
+        say(f"plain up after {time.perf_counter() - begin:.0f} s, {before:.1f} GiB")
+        await b.start()
+        figures = Figures(plain, a, b, pairs)
+        figures.out["second_role_gib"] = used_gib() - before
+        say(f"B up after {time.perf_counter() - begin:.0f} s, {used_gib():.1f} GiB")
+        steps = [
+            ("warm", lambda: figures._run("ours")(figures.fresh(64, 512), 8)),
+            ("warm", lambda: figures._run("plain")(figures.fresh(64, 512), 8)),
+            ("roles", figures.roles),
+            ("1", lambda: figures.throughput(1, 256)),
+            ("16", lambda: figures.throughput(16, 64)),
+            ("64", lambda: figures.throughput(64, 64)),
+            ("cached", figures.cached),
+            ("turns", figures.turns),
+        ]
+        for name, step in steps:
+            await step()
+            say(f"{name} done after {time.perf_counter() - begin:.0f} s: {json.dumps(figures.out)}")
+        return figures.out
+    finally:
+        plain.close()
+        await asyncio.gather(a.close(), b.close(), return_exceptions=True)
+        manager.terminate()
+        manager.wait(20)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--out", help="also write the figures here after each step")
+    options = parser.parse_args()
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+        if options.out and "{" in text:
+            Path(options.out).write_text(text[text.index("{") :])
+
+    with tempfile.TemporaryDirectory() as work:
+        metadata = Path(work) / "metadata"
+        metadata.mkdir()
+        metadata_folder(metadata)
+        figures = asyncio.run(measure(options.pairs, Path(work), say))
+    if options.json:
+        print(json.dumps(figures))
+        return
+    print(f"{platform.platform()}, Python {platform.python_version()}, sglang {version('sglang')}")
+    for name, value in figures.items():
+        print(f"{name:32} {value:.4g}")
+
+
+if __name__ == "__main__":
+    main()
