@@ -1,4 +1,4 @@
-"""The command line: `omni-flow run | serve | key | lint | draw | explain | simulate | doctor | memory`."""
+"""The command line: `omni-flow run | serve | top | trace | key | lint | draw | explain | simulate | doctor | memory`."""
 
 from __future__ import annotations
 
@@ -41,6 +41,8 @@ def _options(
 app.command("run", context_settings=CONTEXT, add_help_option=False)(run_command)
 app.command("serve")(serving.serve)
 app.command("key")(serving.key)
+app.command("top")(serving.top)
+app.command("trace")(serving.trace)
 app.command("lint")(lint.command)
 app.command("draw")(draw.command)
 app.command("explain")(explain.command)

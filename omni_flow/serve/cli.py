@@ -1,4 +1,4 @@
-"""`omni-flow serve` and `omni-flow key`."""
+"""`omni-flow serve`, `key`, `top` and `trace`. What they need of the extra is imported when they run."""
 
 from __future__ import annotations
 
@@ -104,6 +104,7 @@ def serve(
     cors: Annotated[list[str] | None, typer.Option("--cors-origin", metavar="ORIGIN", help="Allow a web site.")] = None,
     log_level: Annotated[str, typer.Option("--log-level", help=", ".join(_LEVELS))] = "info",
     log_json: Annotated[bool, typer.Option("--log-json/--log-text", help="How log lines are written.")] = True,
+    otel: Annotated[bool, typer.Option("--otel", help="Send spans where OTEL_EXPORTER_OTLP_ENDPOINT says.")] = False,
     one_process: Annotated[bool, typer.Option("--one-process", help="Run all roles in this process.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be served, and stop.")] = False,
     debug: Debug = False,
@@ -172,7 +173,12 @@ def serve(
             port,
         )
 
+        spans = _tracing() if otel else None
+
         def ready(server: Server) -> None:
+            if spans is not None:
+                server.state.book.every_timeline = True
+                server.state.book.on_end.append(spans)
             for line in plan(graphs, endpoints, counts, len(keys), settings, server.url, max_requests):
                 out.print(line)
             out.print(f"ready at {server.url} (page: {server.url}/)")
@@ -182,6 +188,15 @@ def serve(
         raise UserError(str(error), code=ExitCode.FAILED) from error
     except OSError as error:
         raise UserError(f"{host}:{port}: {error.strerror}", "choose another --port") from error
+
+
+def _tracing() -> Any:
+    """Raises UserError without the extra."""
+    try:
+        from omni_flow.serve.tracing import exporter_tracing
+    except ImportError as error:
+        raise UserError(f"--otel needs {error.name}", "pip install 'omni-flow[otel]'") from error
+    return exporter_tracing()
 
 
 def _say(line: str) -> None:
@@ -242,3 +257,36 @@ def key(
         raise UserError(str(error)) from error
     typer.echo(secret)
     typer.echo(line)
+
+
+UrlOption = Annotated[str, typer.Option("--url", help="Where the server answers.")]
+KeyOption = Annotated[str | None, typer.Option("--key", envvar="OMNI_FLOW_API_KEY", help="An API key of it.")]
+URL = "http://127.0.0.1:8000"
+
+
+@guarded
+def top(
+    url: UrlOption = URL,
+    api_key: KeyOption = None,
+    once: Annotated[bool, typer.Option("--once", help="Print one view and stop.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one snapshot as JSON and stop.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Watch a server: roles, replicas, interfaces, edges and requests, once a second until ^C."""
+    from omni_flow.serve import terminal
+
+    terminal.top(url, api_key, once, as_json)
+
+
+@guarded
+def trace(
+    request: Annotated[str | None, typer.Argument(help="A request's id; the last one's if left out.")] = None,
+    url: UrlOption = URL,
+    api_key: KeyOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Show what ran when in one request of a server, and where."""
+    from omni_flow.serve import terminal
+
+    terminal.trace(request, url, api_key, as_json)

@@ -53,7 +53,8 @@ def test_a_dead_role_is_never_healthy_and_its_cause_is_said(tmp_path: Path) -> N
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_replica")
         assert "retry-after" in answer.headers
         flag.unlink()
-        assert next(h for _ in range(10_000) if (h := http.get("/health/ready")).status_code == 200)
+        again = next(h for _ in range(10_000) if (h := http.get("/health/ready")).status_code == 200)
+        assert again.json() == {"status": "ready"}
 
 
 def test_metrics_count_requests_activations_and_edges() -> None:
