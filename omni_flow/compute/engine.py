@@ -7,6 +7,7 @@ events in an asynchronous stream. A second kernel implements `Engine` and nothin
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -158,6 +159,26 @@ class EndEvent:
 Event = TokenEvent | EndEvent
 
 
+class FixedRows(Protocol):
+    """Rows behind a context whose KV is computed again at each step, at the same places.
+
+    `cached`: tokens of the context that were found in the cache.
+    """
+
+    cached: int
+
+    async def step(self, rows: Floats, causal: Sequence[bool] | None = None) -> Floats:
+        """One forward.
+
+        Args:
+            rows: float32 (rows, hidden size), what goes into the model.
+            causal: per row whether it sees only the rows before it; None: all rows see each other.
+
+        Returns:
+            float32 (rows, hidden size), the hidden states behind the last norm.
+        """
+
+
 class Engine(Protocol):
     """A running kernel with one model. All methods belong to the event loop that started it."""
 
@@ -175,6 +196,21 @@ class Engine(Protocol):
             BadRequest, PromptTooLong: refused at admission.
             EngineFull: the queue is full.
             EngineDied: the engine's process ended; nothing of this request is kept.
+        """
+
+    def fixed_rows(
+        self, context: Sequence[Span], rows: int, *, placeholder: int = 0, tenant: bytes = b""
+    ) -> AbstractAsyncContextManager[FixedRows]:
+        """Open rows behind a context; leaving gives their pages back.
+
+        Args:
+            context: what the rows see, computed once or found in the cache.
+            rows: how many.
+            placeholder: the token id that stands for a row.
+
+        Raises (on entering):
+            BadRequest: more than the model or the pool can hold.
+            EngineFull: no room now.
         """
 
     async def stats(self) -> Mapping[str, int]:

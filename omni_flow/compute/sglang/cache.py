@@ -97,6 +97,22 @@ def _cache_class() -> type:
                 self.req_to_token_pool.req_to_token[request.req_pool_idx, columns] = slots.to(torch.int32)
             return sealed.node
 
+        def seal_prefix(self, request: Any, tokens: Any, count: int) -> Any:
+            """Publish the full pages of the first `count` tokens; returns the end of the sealed chain."""
+            return self._seal(request, tokens, count, rewrite=False)
+
+        def session_held_tokens(self, active_pool_idxs: Any = None) -> int:
+            """Tokens held outside SGLang's requests: fixed rows."""
+            fixed = self.takeover.fixed
+            return 0 if fixed is None else fixed.held_pages * self.page_size
+
+        def session_held_full_tokens(self, active_pool_idxs: Any = None) -> int:
+            return self.session_held_tokens()
+
+        def session_held_req_count(self, active_pool_idxs: Any = None) -> int:
+            fixed = self.takeover.fixed
+            return 0 if fixed is None else len(fixed.sessions)
+
         def cache_finished_req(self, req: Any, is_insert: bool = True, *, kv_len_to_handle: int) -> None:
             own = own_pages(req)
             if req.last_node is None:

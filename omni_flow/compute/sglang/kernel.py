@@ -8,7 +8,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import IO
 
@@ -16,13 +17,18 @@ import msgspec
 import numpy as np
 
 from omni_flow.compute import errors
-from omni_flow.compute.engine import EndEvent, Event, Floats, Request, TokenEvent, lay_out
+from omni_flow.compute.engine import EndEvent, Event, Floats, Layout, Request, Span, TokenEvent, lay_out
 from omni_flow.compute.errors import BadRequest, ComputeError, EngineDied, EngineFailed, PromptTooLong
 from omni_flow.compute.sglang.config import EngineConfig
+from omni_flow.compute.sglang.fixed_client import Answer, FixedSession
 from omni_flow.compute.sglang.wire import (
     AskStats,
     Cancel,
     End,
+    FixedClose,
+    FixedOpen,
+    FixedOpened,
+    FixedOut,
     Frames,
     Generate,
     Media,
@@ -40,6 +46,13 @@ from omni_flow.compute.steps import MakeStepHook, reference
 
 def _floats(raw: bytes) -> Floats:
     return np.frombuffer(raw, np.float32)
+
+
+def _media(layout: Layout) -> list[Media]:
+    return [
+        Media(span.start, span.length, span.digest, np.ascontiguousarray(rows).tobytes())
+        for span, rows in zip(layout.media, layout.embeddings, strict=True)
+    ]
 
 
 def _events(step: Step) -> list[TokenEvent]:
@@ -80,6 +93,7 @@ class SGLangEngine:
         self._reading: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[Ready] | None = None
         self._streams: dict[int, asyncio.Queue[Event | ComputeError]] = {}
+        self._fixed: dict[int, asyncio.Queue[Answer]] = {}
         self._stats: dict[int, asyncio.Future[Mapping[str, int]]] = {}
         self._next = 0
         self._died: ComputeError | None = None
@@ -151,17 +165,13 @@ class SGLangEngine:
         self._next = number = self._next + 1
         queue: asyncio.Queue[Event | ComputeError] = asyncio.Queue()
         self._streams[number] = queue
-        media = [
-            Media(span.start, span.length, span.digest, np.ascontiguousarray(rows).tobytes())
-            for span, rows in zip(layout.media, layout.embeddings, strict=True)
-        ]
         ended = False
         try:
             await self._send(
                 Generate(
                     number,
                     np.asarray(layout.ids, np.int64).tobytes(),
-                    media,
+                    _media(layout),
                     request.sampling,
                     request.tenant,
                     request.logits,
@@ -181,6 +191,28 @@ class SGLangEngine:
             del self._streams[number]
             if not ended and self._died is None:
                 self._writer.write(frame(Cancel(number)))
+
+    @asynccontextmanager
+    async def fixed_rows(
+        self, context: Sequence[Span], rows: int, *, placeholder: int = 0, tenant: bytes = b""
+    ) -> AsyncGenerator[FixedSession, None]:
+        layout = lay_out(context)
+        if rows < 1:
+            raise BadRequest(f"{rows} rows", "give at least one")
+        if self._died is not None or self._writer is None:
+            raise self._died or EngineDied("the engine is not started", "call start()")
+        self._next = number = self._next + 1
+        answers: asyncio.Queue[Answer] = asyncio.Queue()
+        self._fixed[number] = answers
+        ids = np.asarray(layout.ids, np.int64).tobytes()
+        session = FixedSession(number, rows, self.ready.hidden, self._send, answers)
+        try:
+            await session.open(FixedOpen(number, ids, _media(layout), rows, placeholder, tenant))
+            yield session
+        finally:
+            del self._fixed[number]
+            if self._died is None:
+                self._writer.write(frame(FixedClose(number)))
 
     async def stats(self) -> Mapping[str, int]:
         if self._died is not None:
@@ -260,6 +292,11 @@ class SGLangEngine:
                 self._fail(error)
             elif (queue := self._streams.get(message.number)) is not None:
                 queue.put_nowait(error)
+            elif (answers := self._fixed.get(message.number)) is not None:
+                answers.put_nowait(error)
+        elif isinstance(message, FixedOpened | FixedOut):
+            if (answers := self._fixed.get(message.number)) is not None:
+                answers.put_nowait(message)
         elif isinstance(message, Ready):
             assert self._ready is not None
             self._ready.set_result(message)
@@ -273,6 +310,8 @@ class SGLangEngine:
             self._died = error
         for queue in self._streams.values():
             queue.put_nowait(self._died)
+        for answers in self._fixed.values():
+            answers.put_nowait(self._died)
         for answer in self._stats.values():
             if not answer.done():
                 answer.set_exception(self._died)

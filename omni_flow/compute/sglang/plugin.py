@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 from omni_flow.compute.errors import HookFailed, KernelMissing
-from omni_flow.compute.sglang import allocator, batch_sampling, buffers, cache, cpu_fixes, takeover
+from omni_flow.compute.sglang import allocator, batch_sampling, buffers, cache, cpu_fixes, fixed_rows, takeover
 
 VERSION: Final = "0.5.17"
 SAMPLER: Final = "pytorch"
@@ -26,6 +26,7 @@ def hooks() -> list[tuple[str, str, Callable[..., Any]]]:
         (kv + "allocation.alloc_for_extend", "BEFORE", allocator.remember_batch),
         (kv + "allocation.alloc_for_decode", "BEFORE", allocator.remember_batch),
         *batch_sampling.hooks(),
+        *fixed_rows.hooks(),
     ]
     if takeover.current().cpu:
         table += cpu_fixes.hooks()

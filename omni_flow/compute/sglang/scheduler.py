@@ -10,6 +10,7 @@ from array import array
 from functools import cache
 from typing import Any
 
+from omni_flow.compute.errors import ComputeError
 from omni_flow.compute.prefix import PageChain
 from omni_flow.compute.sglang import step_hook
 from omni_flow.compute.sglang.pagesource import PoolPages
@@ -18,6 +19,9 @@ from omni_flow.compute.sglang.wire import (
     AskStats,
     Cancel,
     End,
+    FixedClose,
+    FixedOpen,
+    FixedStep,
     FromEngine,
     Generate,
     Inlet,
@@ -224,6 +228,7 @@ def scheduler_class() -> type:
         def _pull(self) -> list[Any]:
             """Messages since the last call, as SGLang's."""
             out: list[Any] = []
+            fixed: list[FixedStep] = []
             self._loaded()
             for message in self.inlet.poll():
                 if isinstance(message, Generate):
@@ -235,13 +240,42 @@ def scheduler_class() -> type:
                     # nothing of it goes out any more; its last step may still be running
                     if self.outlet.requests.pop(rid_of(message.number), None) is not None:
                         out.append(AbortReq(rid=rid_of(message.number)))
+                elif isinstance(message, FixedStep):
+                    fixed.append(message)
+                elif isinstance(message, FixedOpen | FixedClose):
+                    self._fixed_session(message)
                 elif isinstance(message, AskStats):
                     self.inlet.send(Stats(message.number, self.counts()))
                 elif isinstance(message, Shutdown):
                     out.append(ShutdownReq())
+            if fixed:
+                self._fixed_steps(fixed)
             if self.inlet.closed:
                 out.append(ShutdownReq())
             return out
+
+        def _fixed_session(self, message: FixedOpen | FixedClose) -> None:
+            sessions = current().fixed
+            if isinstance(message, FixedClose):
+                sessions.close(message.number)
+                return
+            try:
+                self.inlet.send(sessions.open(message))
+            except ComputeError as error:
+                self.inlet.send(Refused(message.number, type(error).__name__, error.message, error.mend))
+
+        def _fixed_steps(self, steps: list[FixedStep]) -> None:
+            """All steps that are there run as one forward; one that is wrong is refused and the others run."""
+            sessions = current().fixed
+            good = []
+            for step in steps:
+                try:
+                    sessions.check(step)
+                    good.append(step)
+                except ComputeError as error:
+                    self.inlet.send(Refused(step.number, type(error).__name__, error.message, error.mend))
+            if good:
+                self.inlet.send(*sessions.step(good))
 
         def _add_request_to_queue(self, req: Any, is_retracted: bool = False) -> None:
             message = self.outlet.requests.get(req.rid)

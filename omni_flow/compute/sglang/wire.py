@@ -54,6 +54,43 @@ class Shutdown(msgspec.Struct, array_like=True, tag="q"):
     """End the engine process."""
 
 
+class FixedOpen(msgspec.Struct, array_like=True, tag="fo"):
+    """Open a fixed-row session of `rows` rows behind a context."""
+
+    number: int
+    ids: bytes
+    media: list[Media]
+    rows: int
+    placeholder: int
+    tenant: bytes
+
+
+class FixedStep(msgspec.Struct, array_like=True, tag="fs"):
+    """One forward: float32 (rows, hidden size); one byte per row, 1 where it is causal, or none."""
+
+    number: int
+    rows: bytes
+    causal: bytes
+
+
+class FixedClose(msgspec.Struct, array_like=True, tag="fc"):
+    number: int
+
+
+class FixedOpened(msgspec.Struct, array_like=True, tag="fp"):
+    """`cached`: tokens of the context that need not be computed."""
+
+    number: int
+    cached: int
+
+
+class FixedOut(msgspec.Struct, array_like=True, tag="fh"):
+    """Hidden states of the rows, float32."""
+
+    number: int
+    hidden: bytes
+
+
 class Ready(msgspec.Struct, array_like=True, tag="r"):
     """The engine serves. Sizes in tokens."""
 
@@ -99,8 +136,8 @@ class Stats(msgspec.Struct, array_like=True, tag="n"):
     counts: dict[str, int]
 
 
-ToEngine = Generate | Cancel | AskStats | Shutdown
-FromEngine = Ready | Step | End | Refused | Stats
+ToEngine = Generate | Cancel | AskStats | Shutdown | FixedOpen | FixedStep | FixedClose
+FromEngine = Ready | Step | End | Refused | Stats | FixedOpened | FixedOut
 
 _encoder = msgspec.msgpack.Encoder()
 to_engine = msgspec.msgpack.Decoder(ToEngine)

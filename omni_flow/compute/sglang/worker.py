@@ -141,6 +141,7 @@ def start(config: EngineConfig, inlet: Inlet) -> Any:
     from sglang.srt.runtime_context import publish
     from sglang.srt.server_args import PortArgs, ServerArgs
 
+    from omni_flow.compute.sglang.fixed_rows import FixedRows
     from omni_flow.compute.sglang.scheduler import scheduler_class
 
     arguments = ServerArgs(**server_arguments(config))
@@ -150,6 +151,7 @@ def start(config: EngineConfig, inlet: Inlet) -> Any:
     kind.inlet = inlet
     scheduler = kind(arguments, PortArgs.init_new(arguments), 0, 0, 0, 0, 0, 0, None)
     plugin.verify(scheduler)
+    mine.fixed = FixedRows(scheduler)
     if config.device == "cuda":
         mine.book.fence = device_fence(scheduler)
     if config.step_hook:

@@ -1,0 +1,113 @@
+"""Fixed-row forwards against plain PyTorch with a mask: many steps over the same pages, next to ordinary decoding."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import engine_kit as kit
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from omni_flow.compute.engine import Embeddings, Floats, Tokens
+from omni_flow.compute.errors import BadRequest, EngineFull
+from omni_flow.compute.sglang.config import EngineConfig
+from omni_flow.compute.sglang.kernel import SGLangEngine
+from omni_flow.data.identity import media_digest
+
+HIDDEN, PAGE = 64, 16
+
+
+def tiny_qwen(folder: Path) -> Any:
+    """A Qwen3 with grouped heads, written to `folder`; the model itself is the oracle."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=256, hidden_size=HIDDEN, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, max_position_embeddings=2048, tie_word_embeddings=False,
+        attn_implementation="eager",
+    )  # fmt: skip
+    model: Any = Qwen3ForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.15)
+    model.save_pretrained(folder)
+    return model.eval()
+
+
+def states(model: Any, embeds: torch.Tensor, rows: int, causal: list[bool] | None = None) -> Floats:
+    """Hidden states of the last `rows` rows, which see each other unless they are causal."""
+    length = len(embeds)
+    mask = torch.ones(length, length, dtype=torch.bool).tril()
+    for at in range(rows):
+        if causal is None or not causal[at]:
+            mask[length - rows + at, length - rows :] = True
+    bias = torch.where(mask, 0.0, torch.finfo(torch.float32).min)[None, None]
+    with torch.inference_mode():
+        out = model.model(inputs_embeds=embeds[None], attention_mask=bias, use_cache=False).last_hidden_state[0]
+    found: Floats = out[length - rows :].numpy()
+    return found
+
+
+def noise(seed: int, rows: int) -> Floats:
+    made: npt.NDArray[np.float32] = np.random.default_rng(seed).standard_normal((rows, HIDDEN)).astype(np.float32)
+    return made
+
+
+def test_steps_over_the_same_rows_equal_a_masked_forward_and_disturb_nobody(tmp_path: Path) -> None:
+    oracle = tiny_qwen(tmp_path)
+    embed = oracle.model.embed_tokens.weight.detach()
+    random = np.random.default_rng(1)
+    text = random.integers(0, 256, 70).tolist()
+    other = random.integers(0, 256, 21).tolist()
+
+    async def run() -> None:
+        config = EngineConfig(model=str(tmp_path), page_size=PAGE, max_tokens=60 * PAGE, max_running=4)
+        async with SGLangEngine(config) as engine:
+            decoded = kit.oracle_greedy(oracle, other, 40)[0]
+            decoding = asyncio.create_task(kit.answer(engine, kit.greedy(other, 40)))
+            picture = Embeddings(noise(50, 20), media_digest(b"picture", "", "test", ""), placeholder=3)
+            contexts = [[Tokens(text)], [Tokens(other[:5]), picture]]
+            known = [embed[text], torch.cat((embed[other[:5]], torch.tensor(picture.rows)))]
+            async with engine.fixed_rows(contexts[0], 37) as first, engine.fixed_rows(contexts[1], 12) as second:
+                assert (first.cached, second.cached) == (0, 0)
+                for step in range(4):
+                    rows = [noise(step, 37), noise(step + 10, 12)]
+                    causal = [at < 3 for at in range(12)]
+                    got = await asyncio.gather(first.step(rows[0]), second.step(rows[1], causal))
+                    for given, before, flags, hidden in zip(rows, known, (None, causal), got, strict=True):
+                        wanted = states(oracle, torch.cat((before, torch.tensor(given))), len(given), flags)
+                        np.testing.assert_allclose(hidden, wanted, rtol=1e-4, atol=1e-4)
+                with pytest.raises(BadRequest, match="shape"):
+                    await first.step(noise(0, 36))
+                # another session finds the context in the cache, and text that goes on behind it as well
+                async with engine.fixed_rows(contexts[0], 5) as third:
+                    assert third.cached == 64
+                    hidden = await third.step(noise(7, 5))
+                    wanted = states(oracle, torch.cat((known[0], torch.tensor(noise(7, 5)))), 5)
+                    np.testing.assert_allclose(hidden, wanted, rtol=1e-4, atol=1e-4)
+                goes_on = await kit.answer(engine, kit.greedy([*text, 9], 5))
+                assert goes_on.end.cached_tokens == 64
+                assert goes_on.tokens == kit.oracle_greedy(oracle, [*text, 9], 5)[0]
+                counts = await engine.stats()
+                assert counts["held"] > 0
+            assert (await decoding).tokens == decoded
+            counts = await engine.stats()
+            assert counts["held"] == counts["locked"] == 0
+            assert counts["available"] + counts["pinned"] == counts["quota"]
+            # what does not fit is refused, and nothing of it stays
+            with pytest.raises(BadRequest, match="2000 rows"):
+                async with engine.fixed_rows(contexts[0], 2000):
+                    pass
+            async with engine.fixed_rows(contexts[0], 500), engine.fixed_rows(contexts[1], 300):
+                with pytest.raises(EngineFull, match="pages left"):
+                    async with engine.fixed_rows(contexts[1], 300):
+                        pass
+            assert (await engine.stats())["held"] == 0
+
+    asyncio.run(run())
