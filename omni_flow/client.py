@@ -115,10 +115,9 @@ class Remote:
         start["inputs"] = {name: self.encode(name, value) for name, value in options.items() if value is not ABSENT}
         url = str(self.http.base_url.join(f"/v1/graphs/{quote(self.graph, safe='')}/stream"))
         stack = ExitStack()
-        opening = open_socket(
-            url.replace("http", "ws", 1), additional_headers=self._headers, open_timeout=self._timeout, max_size=None
-        )
+        place = url.replace("http", "ws", 1)
         try:
+            opening = open_socket(place, additional_headers=self._headers, open_timeout=self._timeout, max_size=None)
             socket = stack.enter_context(opening)
         except InvalidStatus as refused:
             told = _error_of(bytes(refused.response.body or b""))

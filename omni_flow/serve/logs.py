@@ -37,6 +37,11 @@ class TextLines(logging.Formatter):
         return f"{text} [{request}]" if request else text
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """uvicorn takes a WebSocket that was refused with a whole response for one that the application forgot."""
+    return "without completing handshake" not in record.getMessage()
+
+
 def set_up(level: str, as_json: bool) -> None:
     """Log to stderr."""
     handler = logging.StreamHandler(sys.stderr)
@@ -44,3 +49,4 @@ def set_up(level: str, as_json: bool) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for noisy in ("uvicorn.error", "asyncio", "websockets"):
         logging.getLogger(noisy).setLevel("WARNING")
+    logging.getLogger("uvicorn.error").addFilter(_is_news)

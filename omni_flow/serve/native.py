@@ -20,7 +20,7 @@ from omni_flow.serve.errors import ApiError, bad, of_outcome, of_validation
 from omni_flow.serve.forms import read_form
 from omni_flow.serve.http import EventStream, Json, call_of, encode, faults, json_body, named_event, while_connected
 from omni_flow.serve.media.service import Upload
-from omni_flow.serve.running import Running, span_object
+from omni_flow.serve.running import Record, Running, span_object
 from omni_flow.serve.schema import body_schema
 from omni_flow.serve.served import Served
 from omni_flow.serve.state import Feed, State
@@ -144,8 +144,8 @@ def router(state: State) -> APIRouter:
     async def list_requests(request: Request) -> Response:
         """The caller's requests: those under way, and the last that ended, newest first."""
         call = call_of(request)
-        every = [*state.book.recent, *state.book.live.values()]
-        mine = [r.as_object() for r in reversed(every) if r.call.tenant == call.tenant]
+        every: list[Running | Record] = [*state.book.recent, *state.book.live.values()]
+        mine = [r.as_object() for r in reversed(every) if r.tenant == call.tenant]
         return Json({"object": "list", "data": mine})
 
     @routes.get("/v1/requests/{id}")

@@ -52,6 +52,11 @@ class Running:
     # ---- what handlers do -----------------------------------------------------------------------------------
 
     @property
+    def tenant(self) -> str:
+        """Whose it is."""
+        return self.call.tenant
+
+    @property
     def outcome(self) -> Outcome | None:
         """How it ended; None while it runs."""
         outcome: Outcome | None = self.live.outcome
@@ -153,13 +158,32 @@ def span_object(span: Span) -> dict[str, Any]:
     }
 
 
+class Record:
+    """A request that is over: what is told of it, and nothing of what it held."""
+
+    __slots__ = ("_about", "_spans", "id", "tenant")
+
+    def __init__(self, running: Running) -> None:
+        self.id, self.tenant = running.id, running.tenant
+        self._about = running.as_object()
+        self._spans = list(running.live.spans)
+
+    def as_object(self, timeline: bool = False) -> dict[str, Any]:
+        """As `Running.as_object`."""
+        return {**self._about, "timeline": [span_object(span) for span in self._spans]} if timeline else self._about
+
+    def cancel(self) -> bool:
+        """It has ended."""
+        return False
+
+
 class Book:
     """Requests under way, and the last ones that ended."""
 
     def __init__(self, settings: Settings, metrics: Metrics, sessions: Sessions) -> None:
         self.settings, self.metrics, self.sessions = settings, metrics, sessions
         self.live: dict[str, Running] = {}
-        self.recent: deque[Running] = deque(maxlen=settings.recent)
+        self.recent: deque[Record] = deque(maxlen=settings.recent)
         self.on_end: list[Callable[[Running], None]] = []
         self._second, self._sampled = 0, 0
         self.stopping = False
@@ -214,10 +238,10 @@ class Book:
         self._sampled += 1
         return self._sampled <= self.settings.timeline_per_s
 
-    def find(self, id: str, call: Call) -> Running:
+    def find(self, id: str, call: Call) -> Running | Record:
         """A request of this caller. Raises ApiError 404."""
         found = self.live.get(id) or next((r for r in self.recent if r.id == id), None)
-        if found is None or found.call.tenant != call.tenant:
+        if found is None or found.tenant != call.tenant:
             raise ApiError(404, f"there is no request {id!r}, or it ended long ago", code="request_not_found")
         return found
 
@@ -233,7 +257,7 @@ class Book:
             running.session.end()
         if running.live.info.timeline:
             metrics.sampled.add(graph)
-        self.recent.append(running)
+        self.recent.append(Record(running))
         for told in self.on_end:
             told(running)
 

@@ -172,7 +172,7 @@ def _calm_gc() -> None:
     """What was made until now stays; what requests leave behind is mostly freed by counting references."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 50)
+    gc.set_threshold(10_000, 10, 20)
 
 
 async def serve_until_signal(server: Server, ready: Callable[[Server], None]) -> None:

@@ -20,7 +20,7 @@ from omni_flow.control.runtime.gateway import Span
 from omni_flow.serve.edges import CLIENT, Edge, edges_of
 from omni_flow.serve.health import report
 from omni_flow.serve.metrics import Gauge
-from omni_flow.serve.running import Running
+from omni_flow.serve.running import Record, Running
 from omni_flow.serve.served import Served
 from omni_flow.serve.state import State
 
@@ -28,18 +28,17 @@ log = logging.getLogger("omni_flow.serve")
 
 WINDOW_S = 10.0
 CENSUS_S = 1.0
-MOST_NOTED = 1000
-"""Of one request's values of an output."""
 STATES = ("up", "starting", "leaving", "degraded", "down")
 
 
 @dataclass(slots=True)
 class Noted:
-    """One activation, or one passing of an edge (`run_s` 0), at the server's clock."""
+    """An activation, or so many passings of an edge (`run_s` 0), at the server's clock."""
 
     at: float
     wait_s: float
     run_s: float
+    times: int = 1
 
 
 class GraphWatch:
@@ -94,7 +93,7 @@ class GraphWatch:
                 edge = self._out.get(name)
                 if edge is not None:
                     took = running.first.get(name, time.monotonic() - running.started)
-                    self.passed[edge].extend(Noted(now, took, 0.0) for _ in range(min(number, MOST_NOTED)))
+                    self.passed[edge].append(Noted(now, took, 0.0, number))
         self.ended.append((now, running.outcome == "done", running.live.info.timeline))
 
     def expire(self, now: float) -> None:
@@ -124,7 +123,7 @@ def _above(starts: dict[tuple[str, str], float], interface: str, path: str) -> f
 def _summary(noted: deque[Noted], scale: float) -> dict[str, float]:
     waits, runs = sorted(n.wait_s for n in noted), sorted(n.run_s for n in noted)
     return {
-        "per_s": round(len(noted) / WINDOW_S * scale, 3),
+        "per_s": round(sum(n.times for n in noted) / WINDOW_S * scale, 3),
         "wait_p50_ms": _at(waits, 0.5),
         "wait_p95_ms": _at(waits, 0.95),
         "run_p50_ms": _at(runs, 0.5),
@@ -202,7 +201,8 @@ class Watch:
         self.tick()
         health = report(self._state)
         book = self._state.book
-        mine = [r for r in (*book.recent, *book.live.values()) if r.call.tenant == tenant]
+        every: list[Running | Record] = [*book.recent, *book.live.values()]
+        mine = [r for r in every if r.tenant == tenant]
         return {
             "time": time.time(),
             "version": omni_flow.__version__,
