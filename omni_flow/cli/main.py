@@ -1,4 +1,4 @@
-"""The command line: `omni-flow run | serve | top | trace | key | lint | draw | explain | simulate | doctor | memory`."""
+"""The command line: one subcommand per task, see `docs/cli.md`."""
 
 from __future__ import annotations
 
