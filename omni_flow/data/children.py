@@ -94,6 +94,12 @@ class Children(BaseService):
         child.due = now + child.backoff
         child.backoff = min(2 * child.backoff, LAST_BACKOFF_S)
 
+    def kill(self, pid: int) -> None:
+        """End a child that no longer does what it is told; other processes are left alone. It is started again."""
+        for child in self._children:
+            if child.process is not None and child.process.pid == pid:
+                child.process.kill()
+
     def stop(self) -> None:
         """End the children: they see their connection end; those that don't are killed."""
         self._stopped = True

@@ -15,6 +15,7 @@ from omni_flow.data.errors import BadArgument, BadToken, NoMover, Refused
 from omni_flow.data.fetches import Fetch, Fetches
 from omni_flow.data.jobs import BATCH, NO_PLACES, PoolJobs, Work
 from omni_flow.data.kv_service import KvService, deadline_of
+from omni_flow.data.lost_movers import LostMovers, Watcher
 from omni_flow.data.messages import L1, L2, L3, TIER_NAMES, Job, JobAdd, JobCancel, JobDone, L3Change, TierState
 from omni_flow.data.protocol import MAX_BATCH, Message, Op
 from omni_flow.data.session import BaseService, Handler, Session
@@ -32,15 +33,18 @@ class JobService(BaseService):
 
     Args:
         kv: the pools.
+        watcher: tells when the process of a lost mover has gone.
         prefetch_bytes: bound on what prefetches may have under way.
     """
 
-    def __init__(self, kv: KvService, prefetch_bytes: int = 256 << 20) -> None:
+    def __init__(self, kv: KvService, watcher: Watcher, prefetch_bytes: int = 256 << 20) -> None:
         self._kv = kv
         self.jobs = {name: PoolJobs(pool) for name, pool in kv.pools.items()}
         self._numbers = itertools.count(1)
         self._movers: dict[int, Session] = {}
         self._load: dict[int, int] = {}
+        self._lost = LostMovers(watcher, time.monotonic, self._freed)
+        self.end_process: Callable[[int], None] = lambda _pid: None
         self._fetches = Fetches(kv, self.jobs, self._mover, self._send, self._numbers, prefetch_bytes)
         self.counters: dict[str, int] = dict.fromkeys(
             ("jobs", "jobs_cancelled", "jobs_failed", "movers_lost", "fetches", "l3_off"), 0
@@ -215,13 +219,13 @@ class JobService(BaseService):
             return
         self._load.pop(session.id, None)
         self.counters["movers_lost"] += 1
+        held: list[tuple[PoolJobs, Work]] = []
         for jobs in self.jobs.values():
             for work in [w for w in jobs.running.values() if w.mover == session.id]:
-                n = len(work.keys)
-                if work.kind == "load":
-                    work.places = np.full(n, np.iinfo(np.uint64).max, np.uint64)
-                jobs.finish(work, np.zeros(n, np.bool_), np.zeros(n, np.uint64), time.monotonic())
+                jobs.abandon(work, time.monotonic())
+                held.append((jobs, work))
                 yield
+        self._lost.hold(session.pid, held)
         self._fetches.dirty = True
         if "store" in session.kinds or "load" in session.kinds:
             for name, jobs in self.jobs.items():
@@ -231,6 +235,9 @@ class JobService(BaseService):
                         jobs.forget_l3(start, _SLICE_ROWS)
                         yield
 
+    def _freed(self) -> None:
+        self._fetches.dirty = True
+
     def tick(self, now: float) -> float | None:
         """Deadlines of jobs and fetches, watermarks, and what could not start before."""
         times: list[float] = []
@@ -239,9 +246,7 @@ class JobService(BaseService):
                 times.append(self._job_deadline(work, now))
             for bit in (L1, L2):
                 self._balance(name, bit, now)
-        due = self._fetches.tick(now)
-        if due is not None:
-            times.append(due)
+        times += [due for due in (self._lost.tick(now), self._fetches.tick(now)) if due is not None]
         return min(times, default=None)
 
     def _job_deadline(self, work: Work, now: float) -> float:
@@ -256,6 +261,7 @@ class JobService(BaseService):
         elif now > work.deadline + GRACE_S and mover is not None:
             log.error("mover ignores a cancelled job, its session ends", extra={"job": work.id, "pid": mover.pid})
             mover.wire.shut()
+            self.end_process(mover.pid)
             return now + GRACE_S
         return work.deadline + GRACE_S + 0.001 if now <= work.deadline + GRACE_S else now + GRACE_S
 
@@ -278,6 +284,7 @@ class JobService(BaseService):
         numbers["job_prefetches"] = self._fetches.prefetches
         for name, jobs in self.jobs.items():
             numbers[f"pool_jobs_running/{name}"] = len(jobs.running)
+            numbers[f"pool_jobs_orphaned/{name}"] = len(jobs.orphaned)
             numbers[f"pool_l3_on/{name}"] = int(jobs.l3_on)
         return numbers
 

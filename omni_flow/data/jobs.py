@@ -59,6 +59,7 @@ class PoolJobs:
     def __init__(self, pool: KvPool) -> None:
         self.pool = pool
         self.running: dict[int, Work] = {}
+        self.orphaned: dict[int, Work] = {}
         self.l3_on = False
         self.storing = 0
         self._demoting = {L1: 0, L2: 0}
@@ -68,10 +69,14 @@ class PoolJobs:
         pool.demoting = lambda bit: self._demoting[bit]
 
     def _pins(self) -> Sequence[tuple[int, U32]]:
-        return [(work.src, work.src_slots) for work in self.running.values() if len(work.src_slots)]
+        return [(work.src, work.src_slots) for work in self._holding() if len(work.src_slots)]
 
     def _slots(self) -> Sequence[tuple[int, U32]]:
-        return [(work.dst, work.dst_slots) for work in self.running.values() if len(work.dst_slots)]
+        return [(work.dst, work.dst_slots) for work in self._holding() if len(work.dst_slots)]
+
+    def _holding(self) -> Sequence[Work]:
+        """Jobs that hold memory."""
+        return [*self.running.values(), *self.orphaned.values()]
 
     # -- holding ------------------------------------------------------------------------------------------------
 
@@ -239,17 +244,47 @@ class PoolJobs:
 
         After a demotion that failed, pages of that tier are dropped instead for `PAUSE_S`.
         """
-        pool = self.pool
-        table = pool.table
         del self.running[work.id]
         if work.src in (L1, L2):
             self._drop_source(work.src, work.src_slots)
+        if work.dst in (L1, L2):
+            self._settle_target(work.dst, work.dst_slots, work.keys, ok)
+        self._conclude(work, ok, places, now)
+
+    def abandon(self, work: Work, now: float) -> None:
+        """The mover is lost, but may still touch the pages: the job has failed, what it holds stays held until `bury`.
+
+        Records it was to read keep their places.
+        """
+        del self.running[work.id]
+        self.orphaned[work.id] = work
+        if work.kind == "load":
+            work.places = np.full(len(work.keys), np.iinfo(np.uint64).max, np.uint64)
+        self._conclude(work, np.zeros(len(work.keys), np.bool_), np.zeros(len(work.keys), np.uint64), now)
+
+    def bury(self, work: Work, until: float | None) -> None:
+        """Give back what an abandoned job holds; with `until` its targets stay in quarantine so long."""
+        del self.orphaned[work.id]
+        if work.src in (L1, L2):
+            self._drop_source(work.src, work.src_slots)
+        if work.dst in (L1, L2):
+            tier = self.pool.table.tier(work.dst)
+            self.pool.staging[work.dst].reserved -= len(work.dst_slots)
+            if until is None:
+                tier.release(work.dst_slots)
+            else:
+                tier.quarantine(work.dst_slots)
+                self.pool.quarantined.append((until, work.dst, work.dst_slots))
+        self.pool.pump()
+
+    def _conclude(self, work: Work, ok: NDArray[np.bool_], places: U64, now: float) -> None:
+        """Enter the outcome and tell who waits for it."""
+        pool = self.pool
+        table = pool.table
         if work.move:
             self._demoting[work.src] -= len(work.src_slots)
             if not ok.all():
                 self._paused[work.src] = now + PAUSE_S
-        if work.dst in (L1, L2):
-            self._settle_target(work.dst, work.dst_slots, work.keys, ok)
         if work.kind == "store":
             self.storing -= len(work.keys)
             rows = table.find(work.keys)
@@ -308,7 +343,7 @@ class PoolJobs:
         faults: list[str] = []
         for bit in (L1, L2):
             tier = self.pool.table.tier(bit)
-            held = [work.dst_slots for work in self.running.values() if work.dst == bit]
+            held = [work.dst_slots for work in self._holding() if work.dst == bit]
             count = sum(map(len, held))
             if self.pool.staging[bit].reserved != count:
                 faults.append(f"{tier.name}: staging counts {self.pool.staging[bit].reserved} slots, jobs hold {count}")

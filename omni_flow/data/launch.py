@@ -34,7 +34,8 @@ def default_services(server: Server) -> Sequence[Service]:
     """The services of a node: KV pools, their movers, TempBuffers, weights."""
     config = server.config
     kv = KvService(config.pools)
-    services: list[Service] = [kv, JobService(kv, config.prefetch_bytes)]
+    jobs = JobService(kv, server, config.prefetch_bytes)
+    services: list[Service] = [kv, jobs]
     if config.temp_bytes:
         temp = TempService(config.temp_bytes, config.temp_large_bytes, config.temp_client_bytes, config.orphan_s)
         server.arena_of["temp/ledger"] = temp.ledger
@@ -47,6 +48,7 @@ def default_services(server: Server) -> Sequence[Service]:
     if config.movers:
         children = Children(server, config.movers)
         server.on_stop.append(children.stop)
+        jobs.end_process = children.kill
         services.append(children)
     return services
 

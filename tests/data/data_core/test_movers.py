@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import queue
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -290,3 +292,67 @@ def test_at_full_occupancy_every_wait_ends(disk: tuple[Manager, FakeDisk]) -> No
         holder.unpin("kv", pins.lease)
         fill(client, keys(40), 8)
         assert client.check() == []
+
+
+STALLED_MOVER = """
+import sys
+from omni_flow.data.client import MemoryManagerClient
+from omni_flow.data.messages import L3, TierState
+from omni_flow.data.protocol import Op
+jobs = []
+client = MemoryManagerClient(sys.argv[1], role="mover", name="stalled", kinds=("store", "load"))
+client.on_event = lambda message: jobs.append(message.own())
+client.call(Op.TIER_STATE, TierState("kv", L3, True))
+pages = client.arena("kv/l2", write=True).pages(64, 32)
+print("ready", flush=True)
+while not jobs:
+    client.wait_end(0.01)
+client.close()
+slots = jobs[0].columns[2]
+print(*slots.tolist(), flush=True)
+sys.stdin.readline()
+pages[slots] = 0xEE
+print("written", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_targets_of_a_lost_mover_are_not_used_again_while_its_process_lives(manager: Make) -> None:
+    server = manager(pools=(DEEP,))
+    command = [sys.executable, "-c", STALLED_MOVER, server.path]
+    with (
+        server.client() as client,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as mover,
+    ):
+        assert mover.stdin is not None
+        assert mover.stdout is not None
+        assert mover.stdout.readline() == "ready\n"
+        disk = MemoryManagerClient(server.path, role="mover", name="teller", kinds=("push",))
+        names, places = keys(2), np.arange(1, 3, dtype=np.uint64)
+        disk.call(Op.L3_CHANGE, L3Change("kv", "recovered"), (names, places, places))
+        assert client.fetch("kv", names, tier=L2).tolist() == [0, 0]
+        held = {int(slot) for slot in mover.stdout.readline().split()}
+        assert len(held) == 2
+        assert client.stats()["pool_jobs_orphaned/kv"] == 1
+
+        def take_all() -> tuple[int, np.ndarray]:
+            room = client.reserve("kv", client.welcome.pools[0].l2_pages, least=1, tier=L2)
+            return room.token, room.slots
+
+        token, slots = take_all()
+        assert not held & set(slots.tolist())
+        arena = client.arena("kv/l2", write=True).pages(PAGE, 32)
+        arena[slots] = 7
+        mover.stdin.write("write\n")
+        mover.stdin.flush()
+        assert mover.stdout.readline() == "written\n"
+        assert (arena[slots] == 7).all()
+        client.abort("kv", token)
+        assert client.check() == []
+
+        mover.kill()
+        mover.wait()
+        while client.stats()["pool_jobs_orphaned/kv"]:
+            client.wait_end(0.01)
+        assert held & set(take_all()[1].tolist())
+        disk.close()
