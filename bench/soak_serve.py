@@ -37,9 +37,9 @@ BAD: tuple[tuple[str, bytes], ...] = (
 class Soak:
     """Callers that go on until told to stop."""
 
-    def __init__(self, port: int, pid: int, rng: random.Random) -> None:
+    def __init__(self, port: int, pid: int, rng: random.Random, pause_s: float) -> None:
         self.url = f"http://127.0.0.1:{port}"
-        self.pid, self.rng = pid, rng
+        self.pid, self.rng, self.pause_s = pid, rng, pause_s
         self.counts: Counter[str] = Counter()
         self.stop = asyncio.Event()
 
@@ -53,6 +53,7 @@ class Soak:
                 self.counts["hung"] += 1
             except httpx.HTTPError as error:
                 self.counts[f"broke: {type(error).__name__}"] += 1
+            await asyncio.sleep(self.pause_s)
 
     async def post(self, http: httpx.AsyncClient, body: dict[str, Any]) -> httpx.Response:
         return await http.post(f"{self.url}/v1/graphs/bench/requests", json=body)
@@ -105,7 +106,8 @@ async def left_over(http: httpx.AsyncClient, url: str) -> dict[str, float]:
         found = {"live": live["live"]}
         for role in live["graphs"][0]["roles"]:
             for replica in role["replicas"]:
-                for what, number in replica["held"].items():
+                held = replica["held"] or {"unknown": 1}  # it is being started again
+                for what, number in held.items():
                     found[what] = found.get(what, 0) + number
         if not any(found.values()):
             break
@@ -113,9 +115,9 @@ async def left_over(http: httpx.AsyncClient, url: str) -> dict[str, float]:
     return found
 
 
-async def soak(minutes: float, callers: int, kill_s: float, seed: int) -> dict[str, Any]:
+async def soak(minutes: float, callers: int, kill_s: float, pause_s: float, seed: int) -> dict[str, Any]:
     async with server() as (port, pid):
-        run = Soak(port, pid, random.Random(seed))
+        run = Soak(port, pid, random.Random(seed), pause_s)
         limits = httpx.Limits(max_connections=callers + 4, max_keepalive_connections=callers + 4)
         async with httpx.AsyncClient(timeout=HUNG_S * 2, limits=limits) as http:
             tasks = [asyncio.ensure_future(run.caller(http)) for _ in range(callers)]
@@ -148,9 +150,12 @@ def main() -> None:
     parser.add_argument(
         "--kill-every", type=float, default=45.0, metavar="S", help="seconds between kills of a replica"
     )
+    parser.add_argument(
+        "--pause", type=float, default=0.0, metavar="S", help="what a caller waits between its requests"
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    found = asyncio.run(soak(options.minutes, options.callers, options.kill_every, options.seed))
+    found = asyncio.run(soak(options.minutes, options.callers, options.kill_every, options.pause, options.seed))
     print(json.dumps(found))
     wrong = [name for name in found["counts"] if "wrongly" in name]
     if found["hung"] or found["memory_mb"]["growth"] > GROWTH_MB or any(found["left"].values()) or wrong:

@@ -1,0 +1,59 @@
+"""The demo of real models through HTTP, as its own scripts ask it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import wave
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from .test_command import Served
+
+DEMO = Path(__file__).parents[2] / "examples" / "voice_vision_chat"
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[Served]:
+    made = Served("voice_vision_chat", "--drain", 1)
+    yield made
+    assert made.stop() == 0
+
+
+def run(*args: str, cwd: Path) -> str:
+    env = {**os.environ, "OMNI_FLOW_API_KEY": "none"}
+    return subprocess.run(args, capture_output=True, text=True, timeout=600, check=True, cwd=cwd, env=env).stdout
+
+
+def test_curl_asks_about_a_picture_a_sound_and_everything(demo: Served, tmp_path: Path) -> None:
+    said = run("bash", str(DEMO / "request.sh"), demo.url, cwd=tmp_path)
+    first, _, rest = said.partition("2. What was said?")
+    chunks = [json.loads(line[6:]) for line in first.splitlines() if line.startswith("data: {")]
+    assert len("".join(c["choices"][0]["delta"].get("content") or "" for c in chunks)) > 5
+    assert '"text":' in rest
+    assert "event: end" in rest
+    assert '"outcome":"done"' in rest
+
+
+def test_python_hears_the_answer(demo: Served, tmp_path: Path) -> None:
+    said = run(sys.executable, str(DEMO / "request.py"), demo.url, cwd=tmp_path)
+    assert "Paris" in said
+    with wave.open(str(tmp_path / "answer.wav")) as sound:
+        assert sound.getnframes() > sound.getframerate()
+
+
+def test_a_chat_without_sound_does_not_wait_for_the_voice(demo: Served) -> None:
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 8}
+    answer = httpx.post(f"{demo.url}/v1/chat/completions", json=body, timeout=120).json()
+    assert answer["choices"][0]["message"]["content"]
+    id = httpx.get(f"{demo.url}/v1/requests").json()["data"][0]["id"]
+    spans = httpx.get(f"{demo.url}/v1/requests/{id}").json()["timeline"]
+    assert {span["interface"] for span in spans} >= {"llm.chat"} or spans == []
