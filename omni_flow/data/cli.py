@@ -7,6 +7,7 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +25,7 @@ from omni_flow.data.launch import default_services, load_config
 from omni_flow.data.logs import log_to_stderr
 from omni_flow.data.server import ServerConfig, serve
 from omni_flow.data.temp_client import TempClient
+from omni_flow.data.transfer.node_config import NodeConfig
 
 memory_app = typer.Typer(
     help="The memory manager of this node: KV pages, temporary tensors, weights.", no_args_is_help=True
@@ -51,19 +53,65 @@ def parse_size(text: str) -> int:
 
 
 def parse_pool(text: str) -> PoolSpec:
-    """A pool from `name=kv,page=2M,l1=1024,l2=4096,l3=0`."""
+    """A pool from `name=kv,page=2M,l1=1024,l2=4096,l3=0`; `device=0,planes=27` puts its L1 on a GPU, layer-major."""
     try:
         parts = dict(item.split("=", 1) for item in text.split(","))
-        return PoolSpec(
+        spec = PoolSpec(
             name=parts.pop("name"),
             page_bytes=parse_size(parts.pop("page")),
             l1_pages=int(parts.pop("l1")),
             l2_pages=int(parts.pop("l2", "0")),
             l3_pages=int(parts.pop("l3", "0")),
+            l1_device=int(parts.pop("device", "-1")),
+            planes=int(parts.pop("planes", "1")),
+            padding=int(parts.pop("padding", "0")),
             policy=parts.pop("policy", "s3fifo"),
         )
+        if parts:
+            raise ValueError(f"unknown: {', '.join(parts)}")
+        return spec
     except (KeyError, ValueError, TypeError) as error:
-        raise typer.BadParameter(f"{text!r}: {error}; write name=kv,page=2M,l1=1024[,l2=…,l3=…,policy=lru]") from error
+        raise typer.BadParameter(
+            f"{text!r}: {error}; write name=kv,page=2M,l1=1024[,l2=…,l3=…,policy=lru,device=0,planes=…,padding=…]"
+        ) from error
+
+
+def ssd_tier(specs: Sequence[PoolSpec], directory: str, size: str) -> tuple[tuple[PoolSpec, ...], tuple[str, ...]]:
+    """The pools with an L3 where they name none themselves (as many objects as fit), and the mover that keeps it."""
+    if not directory or not size:
+        raise typer.BadParameter("an SSD tier needs a directory and a size: --ssd DIR --ssd-bytes 200G")
+    deep = [spec for spec in specs if spec.l2_pages]
+    if not deep:
+        raise typer.BadParameter("an SSD tier needs a pool with an L2: --pool name=kv,page=2M,l1=1024,l2=4096")
+    cap = parse_size(size)
+    full = tuple(
+        msgspec.structs.replace(spec, l3_pages=cap // len(deep) // spec.page_bytes)
+        if spec.l2_pages and not spec.l3_pages
+        else spec
+        for spec in specs
+    )
+    return full, ("{python}", "-m", "omni_flow.data.ssd.mover", "{path}", directory, str(cap))
+
+
+def transfer_process(name: str, control: str, peers: Sequence[str], key_file: str) -> tuple[str, ...]:
+    """The command line of a node's transfer process."""
+    if not name:
+        raise typer.BadParameter("--control, --peers and --key-file belong to a node: give it a --node NAME")
+    config = NodeConfig(
+        manager="{path}",
+        name=name,
+        listen=control,
+        peers=tuple(peer for text in peers for peer in text.split(",") if peer),
+        key_file=key_file,
+    )
+    return ("{python}", "-m", "omni_flow.data.transfer.node", msgspec.json.encode(config).decode())
+
+
+def movers_of(specs: Sequence[PoolSpec]) -> tuple[tuple[str, ...], ...]:
+    """The copy movers that pools with an L2 need."""
+    deep = [spec for spec in specs if spec.l2_pages]
+    kinds = {"cuda-copy" if spec.l1_device >= 0 else "copy" for spec in deep}
+    return tuple((kind,) for kind in sorted(kinds))
 
 
 def _connect(address: str) -> MemoryManagerClient:
@@ -82,6 +130,12 @@ def serve_command(
     temp: Annotated[str, typer.Option(help="Size of the TempBuffer arena.")] = "256M",
     endpoint: Annotated[list[str] | None, typer.Option(help="Further ZMQ endpoint.")] = None,
     populate: Annotated[str, typer.Option(help="now, background or lazy.")] = "now",
+    ssd: Annotated[str, typer.Option(help="Directory of the SSD tier (L3) of pools with an L2.")] = "",
+    ssd_bytes: Annotated[str, typer.Option(help="Most bytes on the SSD, e.g. 200G.")] = "",
+    node: Annotated[str, typer.Option(help="Name among other nodes; runs the transfer process.")] = "",
+    control: Annotated[str, typer.Option(help="Where this node listens for others.")] = "tcp://127.0.0.1:*",
+    peers: Annotated[list[str] | None, typer.Option(help="Endpoints of other nodes; one that lives will do.")] = None,
+    key_file: Annotated[str, typer.Option(help="File with the secret of all nodes; needed beyond loopback.")] = "",
     metrics_port: Annotated[int, typer.Option(help="Serve Prometheus metrics on this loopback port; 0: don't.")] = 0,
     log_level: Annotated[str, typer.Option(help="Level of the JSON log on stderr.")] = "INFO",
 ) -> None:
@@ -91,9 +145,15 @@ def serve_command(
         settings = load_config(str(config))
     else:
         specs = tuple(parse_pool(text) for text in pool or ())
-        movers: tuple[tuple[str, ...], ...] = (("copy",),) if any(spec.l2_pages for spec in specs) else ()
+        movers = movers_of(specs)
+        if ssd or ssd_bytes:
+            specs, keeper = ssd_tier(specs, ssd, ssd_bytes)
+            movers += (keeper,)
+        if node or peers or key_file:
+            movers += (transfer_process(node, control, peers or (), key_file),)
         settings = ServerConfig(
             path=path or default_path(),
+            node=node,
             pools=specs,
             temp_bytes=parse_size(temp),
             endpoints=tuple(endpoint or ()),

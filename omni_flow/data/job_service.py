@@ -135,6 +135,8 @@ class JobService(BaseService):
             raise BadArgument(f"job of kind {body.kind!r}", "fetch, pull or push")
         if body.tier not in (L1, L2) or not pool.table.tier(body.tier).capacity:
             raise BadArgument(f"pool {body.pool} has no {TIER_NAMES.get(body.tier, body.tier)}", "name another tier")
+        if body.kind != "fetch" and pool.spec.l1_device >= 0 and not pool.spec.l2_pages:
+            raise BadArgument(f"pool {body.pool} lies on a device only", "give it l2_pages: transfers go by way of L2")
         if body.kind != "fetch" and self._mover(body.kind, body.pool) is None:
             raise NoMover(f"no mover for {body.kind}", "run the memory manager with a transfer process")
         if not pool.staging[L2 if pool.table.l2.capacity else L1].limit:

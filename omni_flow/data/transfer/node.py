@@ -24,7 +24,7 @@ from omni_flow.data.messages import L1, L2, TIER_NAMES, Job, JobAdd, JobCancel, 
 from omni_flow.data.protocol import Column, Message, Op
 from omni_flow.data.transfer import messages as m
 from omni_flow.data.transfer import node_wire as w
-from omni_flow.data.transfer.arena_ids import arena_id
+from omni_flow.data.transfer.arena_ids import arena_id, host_tiers
 from omni_flow.data.transfer.cluster import Cluster
 from omni_flow.data.transfer.node_config import NodeConfig
 from omni_flow.data.transfer.pulling import Pulling, Transfers
@@ -70,9 +70,8 @@ class Node:
         )
         node = cls(config, manager)
         for number, info in enumerate(node._pools.values()):
-            for tier, pages in ((L1, info.l1_pages), (L2, info.l2_pages)):
-                if pages:
-                    node._open_arena(number, info.name, tier, pages * info.page_bytes)
+            for tier, pages in host_tiers(info):
+                node._open_arena(number, info.name, tier, pages * info.page_bytes)
         manager.on_event = node._event
         await manager.call(m.DIR_WATCH)
         for name in node._pools:
@@ -113,10 +112,9 @@ class Node:
 
     def _open_arena(self, number: int, pool: str, tier: int, size: int) -> None:
         """Give the driver an arena; peers may read it."""
-        info, fd = arena_descriptor(self._manager.session, f"{pool}/{TIER_NAMES[tier]}", write=True)
+        _, fd = arena_descriptor(self._manager.session, f"{pool}/{TIER_NAMES[tier]}", write=True)
         try:
-            if info.kind == "memfd":
-                self._transfers.driver.register_arena(arena_id(number, tier), fd, size, "read")
+            self._transfers.driver.register_arena(arena_id(number, tier), fd, size, "read")
         finally:
             os.close(fd)
 
@@ -213,11 +211,12 @@ async def serve(config: NodeConfig, ready_fd: int) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the process."""
     parser = argparse.ArgumentParser(prog="omni-flow-transfer")
-    parser.add_argument("config", help="NodeConfig as JSON")
+    parser.add_argument("config", help="NodeConfig as JSON, its key perhaps in a file of its own (key_file)")
     parser.add_argument("--ready-fd", type=int, default=-1)
     options = parser.parse_args(argv)
     log_to_stderr()
-    asyncio.run(serve(msgspec.json.decode(options.config, type=NodeConfig), options.ready_fd))
+    config = msgspec.json.decode(options.config, type=NodeConfig)
+    asyncio.run(serve(config.with_key(), options.ready_fd))
 
 
 if __name__ == "__main__":

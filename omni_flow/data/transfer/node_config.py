@@ -1,5 +1,7 @@
 """Settings of a node's transfer process."""
 
+from pathlib import Path
+
 import msgspec
 
 from omni_flow.data.transfer.tcp_parts import TcpOptions
@@ -15,6 +17,7 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         peers: endpoints of other nodes; one living one is enough, it knows the others.
         advertise: host by which others reach this node, when that is not in `listen`.
         key: secret of all nodes, at least 16 bytes: CURVE for control, HMAC handshake for the tcp driver.
+        key_file: a file that holds it, so that it stands on no command line.
         driver: `tcp`, or an installed extra.
         beat_s, silent_s: how often a node tells of itself, and after which silence it counts as dead.
     """
@@ -25,9 +28,16 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     peers: tuple[str, ...] = ()
     advertise: str = ""
     key: str = ""
+    key_file: str = ""
     driver: str = "tcp"
     beat_s: float = 0.5
     silent_s: float = 3.0
+
+    def with_key(self) -> "NodeConfig":
+        """With the key that the file holds, if one is named. Raises: OSError when it can't be read."""
+        if not self.key_file:
+            return self
+        return msgspec.structs.replace(self, key=Path(self.key_file).read_text(encoding="utf-8").strip(), key_file="")
 
     def driver_options(self) -> bytes:
         """Options of the driver as msgpack: it listens where the node listens."""

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from omni_flow.data.aio_client import AsyncMemoryManagerClient
 from omni_flow.data.errors import BadArgument, DataError, UnknownName
-from omni_flow.data.messages import L1, L2, L3, JobAdd
+from omni_flow.data.messages import L2, L3, JobAdd
 from omni_flow.data.protocol import Op
 from omni_flow.data.transfer import node_wire as w
-from omni_flow.data.transfer.arena_ids import arena_id
+from omni_flow.data.transfer.arena_ids import arena_id, host_tiers
 from omni_flow.data.transfer.base import Endpoint
 
 MAX_HOLD_S: Final = 600.0
@@ -64,17 +64,18 @@ class Serving:
         if ask.hold_ms <= 0:
             raise BadArgument(f"a pin for {ask.hold_ms} ms", "give a time above 0")
         keys = w.keys_of(ask.keys)
+        host = sum(tier for tier, _ in host_tiers(info))
         hold_s = min(ask.hold_ms / 1000, MAX_HOLD_S)
         tiers = await self._manager.probe(ask.pool, keys)
-        below = tiers == L3
+        below = (tiers & (host | L3)) == L3
         if below.any() and info.l2_pages:
             body = JobAdd("fetch", ask.pool, int(hold_s * 500), "", L2)
             await self._manager.call(Op.JOB_ADD, body, (keys[below],), timeout=hold_s)
             tiers = await self._manager.probe(ask.pool, keys)
-        there = np.flatnonzero(tiers & (L1 | L2))
+        there = np.flatnonzero(tiers & host)
         if not len(there):
             return w.Pinned(0, self._endpoint(), b"", b"", b"", b"")
-        match = await self._manager.lookup(ask.pool, keys[there], pin=True, tiers=L1 | L2)
+        match = await self._manager.lookup(ask.pool, keys[there], pin=True, tiers=host)
         if not match.pages:
             return w.Pinned(0, self._endpoint(), b"", b"", b"", b"")
         number = self._keep(ask, match.lease, hold_s)

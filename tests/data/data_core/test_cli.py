@@ -13,10 +13,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from omni_flow.data.cli import memory_app, parse_pool, parse_size
+from omni_flow.data.cli import memory_app, movers_of, parse_pool, parse_size
 from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.errors import Disconnected
+from omni_flow.data.messages import PoolInfo
 from omni_flow.data.metrics import registry_of
+from omni_flow.data.transfer.arena_ids import host_tiers
+from omni_flow.data.transfer.client import TransferClient
 
 from .conftest import Make, keys, store
 
@@ -75,6 +78,71 @@ def test_serve_runs_until_sigterm_and_exports_metrics(tmp_path: Path) -> None:
         MemoryManagerClient(path)
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_one_command_gives_a_node_with_all_tiers_and_its_transfer_process(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    key = tmp_path / "key"
+    key.write_text("a secret of both nodes, long enough")
+    ports = {"first": free_port(), "second": free_port()}
+
+    def serve(name: str, peer: str) -> tuple[subprocess.Popen[bytes], MemoryManagerClient]:
+        folder = tmp_path / name
+        folder.mkdir(mode=0o700)
+        (folder / "ssd").mkdir()
+        path = str(folder / "m.sock")
+        command = [sys.executable, "-m", "omni_flow.data.cli", "serve", "--path", path, "--temp", "0"]
+        command += ["--pool", "name=kv,page=4K,l1=8,l2=32", "--ssd", str(folder / "ssd"), "--ssd-bytes", "16M"]
+        command += ["--node", name, "--control", f"tcp://127.0.0.1:{ports[name]}", "--key-file", str(key)]
+        command += ["--peers", f"tcp://127.0.0.1:{ports[peer]}"]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE)
+        assert process.stderr is not None
+        assert json.loads(process.stderr.readline())["event"] == "memory manager ready"
+        return process, MemoryManagerClient(path, name="test")
+
+    (one, first), (two, second) = serve("first", "second"), serve("second", "first")
+    with one, two, first, second:
+        for client in (first, second):
+            while client.stats()["job_movers"] < 3 or not client.stats()["pool_l3_on/kv"]:
+                assert not client.wait_end(0.02)
+        names = keys(100)
+        pages = first.arena("kv/l1", write=True).pages(4096, 8)
+        for name in names:
+            room = first.reserve("kv", 1, timeout=10)
+            pages[room.slots] = name[0]
+            first.commit("kv", room.token, name[None])
+        tiers = first.probe("kv", names)
+        assert {1, 2, 4} <= {int(bit) for bit in (1, 2, 4) if (tiers & bit).any()}
+        some = names[[int((tiers == 4).argmax()), -1]]
+        transfer = TransferClient(second)
+        while not transfer.nodes():
+            assert not second.wait_end(0.02)
+        assert transfer.pull("kv", some, "first").all()
+        found = second.lookup("kv", some)
+        below = second.arena("kv/l2").pages(4096, 32)
+        assert [below[slot].tolist() for slot in found.slots] == [[int(name[0])] * 4096 for name in some]
+        for process in (one, two):
+            process.terminate()
+            assert process.wait(20) == 0
+
+
+def test_half_of_an_option_is_refused_with_what_is_missing() -> None:
+    pool = ["--pool", "name=kv,page=4K,l1=8,l2=8"]
+    for options, lack in (
+        ([*pool, "--ssd", "/nowhere"], "--ssd-bytes"),
+        (["--ssd", "/nowhere", "--ssd-bytes", "1G"], "L2"),
+        ([*pool, "--peers", "tcp://127.0.0.1:1"], "--node"),
+        (["--pool", "name=kv,page=4K,l1=8,size=9"], "size"),
+    ):
+        result = RUN.invoke(memory_app, ["serve", *options])
+        assert result.exit_code == 2
+        assert lack in result.output
+
+
 def test_sizes_and_pools_are_read_as_people_write_them() -> None:
     assert [parse_size(text) for text in ("64K", "1.5M", "2G", "77")] == [65536, 3 << 19, 2 << 30, 77]
     spec = parse_pool("name=kv,page=2M,l1=16,l3=9")
@@ -82,3 +150,12 @@ def test_sizes_and_pools_are_read_as_people_write_them() -> None:
     for text in ("kv", "name=kv", "name=kv,page=x,l1=1"):
         with pytest.raises(Exception, match="write"):
             parse_pool(text)
+
+
+def test_an_l1_on_a_device_takes_no_part_in_transfers_itself() -> None:
+    assert host_tiers(PoolInfo("kv", 64, 8, 16, False)) == ((1, 8), (2, 16))
+    assert host_tiers(PoolInfo("kv", 64, 8, 16, False, l1_device=0)) == ((2, 16),)
+    assert host_tiers(PoolInfo("kv", 64, 8, 0, False, l1_device=0)) == ()
+    spec = parse_pool("name=kv,page=54K,l1=8,l2=8,device=0,planes=27,padding=1")
+    assert (spec.l1_device, spec.planes, spec.padding) == (0, 27, 1)
+    assert movers_of([spec]) == (("cuda-copy",),)
