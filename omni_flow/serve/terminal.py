@@ -58,12 +58,10 @@ def view(snapshot: dict[str, Any]) -> Group:
     parts: list[Any] = [head]
     for graph in snapshot["graphs"]:
         rates = f"{graph['requests_per_s']:.1f} requests/s, {graph['failed_per_s']:.1f} failed/s, {graph['live']} live"
-        parts += [
-            Text(f"\n{graph['name']}: {rates}", style="bold"),
-            _replicas(graph),
-            _interfaces(graph),
-            _edges(graph),
-        ]
+        parts.append(Text(f"\n{graph['name']}: {rates}", style="bold"))
+        parts += [_replicas(graph), _interfaces(graph), _edges(graph)]
+        if graph["memory"] is not None:
+            parts.append(_memory(graph["memory"]))
     return Group(*parts)
 
 
@@ -94,6 +92,13 @@ def _interfaces(graph: dict[str, Any]) -> Table:
     for one in graph["interfaces"]:
         times = (_ms(one[name]) for name in ("wait_p50_ms", "wait_p95_ms", "run_p50_ms", "run_p95_ms"))
         table.add_row(one["name"], f"{one['per_s']:.1f}", *times)
+    return table
+
+
+def _memory(memory: dict[str, Any]) -> Table:
+    table = _table("memory", "used", "of", "unit")
+    for tier in memory["tiers"]:
+        table.add_row(tier["name"], f"{tier['used']:,}", f"{tier['total']:,}" if tier["total"] else "–", tier["unit"])
     return table
 
 

@@ -19,6 +19,7 @@ import omni_flow
 from omni_flow.control.runtime.gateway import Span
 from omni_flow.serve.edges import CLIENT, Edge, edges_of
 from omni_flow.serve.health import report
+from omni_flow.serve.memory import MemoryLook, tiers
 from omni_flow.serve.metrics import Gauge
 from omni_flow.serve.running import Record, Running
 from omni_flow.serve.served import Served
@@ -143,6 +144,7 @@ class Watch:
         self.graphs = {name: GraphWatch(served) for name, served in state.catalogue.graphs.items()}
         self._seen: dict[str, int] = {}
         self._census: dict[str, dict[str, dict[str, int]]] = {name: {} for name in self.graphs}
+        self.memory = {name: MemoryLook(served.deployment) for name, served in state.catalogue.graphs.items()}
         self._asked = 0.0
         self._asking = asyncio.Lock()
         self._began = time.time()
@@ -154,6 +156,11 @@ class Watch:
         while True:
             await asyncio.sleep(1.0)
             self.tick()
+
+    async def close(self) -> None:
+        """End the connections to memory managers."""
+        for look in self.memory.values():
+            await look.close()
 
     def tick(self) -> None:
         """Take the activations of live requests, forget old ones."""
@@ -192,6 +199,7 @@ class Watch:
                             self._census[name] = await watch.served.deployment.census()
                     except TimeoutError:
                         log.warning("replicas of %s did not say what they hold", name)
+                    await self.memory[name].look()
                 self._asked = time.monotonic()
         return self._census
 
@@ -216,6 +224,7 @@ class Watch:
 
     def _graph(self, watch: GraphWatch, roles: dict[str, Any], held: dict[str, dict[str, int]]) -> dict[str, Any]:
         gateway, scale = watch.served.deployment.gateway, watch.scale
+        memory = self.memory[watch.served.name].last
         for role in roles.values():
             for replica in role["replicas"]:
                 id = f"{replica['place']}@{replica['epoch']}"
@@ -228,6 +237,7 @@ class Watch:
             "requests_per_s": round(len(done) / WINDOW_S, 3),
             "failed_per_s": round(done.count(False) / WINDOW_S, 3),
             "roles": list(roles.values()),
+            "memory": None if memory is None else tiers(memory),
             "interfaces": [
                 {"name": i.name, "role": i.role, **_summary(watch.interfaces[i.name], scale)} for i in spec.interfaces
             ],
@@ -269,6 +279,17 @@ class Watch:
             "running": "Activations that run or wait for a thread",
             "open_numbers": "Numbers of streams not acknowledged yet: credit in use",
         }
+        figures: dict[str, list[tuple[tuple[str, ...], float]]] = {}
+        for name, look in self.memory.items():
+            for full, figure_now in (look.last or {}).items():
+                figure, _, part = full.partition("/")
+                figures.setdefault(figure, []).append(((name, part), float(figure_now)))
+            if look.present:
+                figures.setdefault("up", []).append(((name, ""), float(look.last is not None)))
+        gauges += [
+            (f"omni_flow_memory_{figure}", f"Memory manager: {figure.replace('_', ' ')}", ("graph", "part"), values)
+            for figure, values in figures.items()
+        ]
         for what, values in held.items():
             gauges.append((f"omni_flow_replica_{what}", about.get(what, what), place, values))
         return gauges

@@ -15,6 +15,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families
 
+from omni_flow.data.kv_pool import PoolSpec
+from omni_flow.deploy.memory import Memory
 from omni_flow.serve.logs import JsonLines
 from omni_flow.serve.metrics import Histogram
 from omni_flow.serve.server import Serving
@@ -91,6 +93,17 @@ def test_the_live_feed_is_a_stream_of_snapshots(http: httpx.Client) -> None:
     snapshot = json.loads(line.removeprefix("data: "))
     assert {g["name"] for g in snapshot["graphs"]} >= {"chat", "ear"}
     assert snapshot["status"] == "up"
+
+
+def test_the_tiers_of_the_memory_manager_are_seen() -> None:
+    pool = PoolSpec(name="kv", page_bytes=65_536, l1_pages=16, l2_pages=32)
+    serving = Serving(graphs.chat(), (), {"memory": Memory(pools=(pool,))})
+    with hosted(serving, processes=True) as host, host.client() as http:
+        memory = http.get("/v1/live", params={"once": "true"}).json()["graphs"][0]["memory"]
+        assert [(t["name"], t["used"], t["total"]) for t in memory["tiers"][:2]] == [("kv L1", 0, 16), ("kv L2", 0, 32)]
+        found = samples(http)
+        assert found["omni_flow_memory_up", frozenset({("graph", "chat"), ("part", "")})] == 1
+        assert found["omni_flow_memory_pool_hits_l1", frozenset({("graph", "chat"), ("part", "kv")})] == 0
 
 
 def test_a_histogram_counts_by_bucket() -> None:

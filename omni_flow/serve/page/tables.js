@@ -38,12 +38,35 @@ export function interfaces(body, graph) {
   }));
 }
 
+const size = (value, unit) => {
+  if (unit !== "bytes") return `${value} ${unit}`;
+  return value >= 2 ** 30 ? `${(value / 2 ** 30).toFixed(1)} GiB` : `${(value / 2 ** 20).toFixed(1)} MiB`;
+};
+
 export function memory(root, graph) {
-  const held = graph.roles.flatMap((role) => role.replicas).map((replica) => replica.held || {});
-  const sum = (name) => held.reduce((total, one) => total + (one[name] || 0), 0);
-  root.textContent = graph.memory
-    ? Object.entries(graph.memory).map(([tier, about]) => `${tier}: ${about}`).join(" · ")
-    : `${sum("nodes")} buckets and ${sum("open_numbers")} stream numbers open. No memory manager is attached to this deployment.`;
+  if (!graph.memory) {
+    const none = document.createElement("p");
+    none.className = "quiet";
+    none.textContent = "No memory manager: this graph carries no arrays, or runs in one process.";
+    root.replaceChildren(none);
+    return;
+  }
+  root.replaceChildren(...graph.memory.tiers.map((tier) => {
+    const row = document.createElement("div"), name = document.createElement("span"), said = document.createElement("span");
+    row.className = "tier";
+    name.textContent = tier.name;
+    said.className = "quiet";
+    const pool = tier.name.split(" ")[0], level = tier.name.split(" ").pop().toLowerCase();
+    const hits = graph.memory.hits[pool]?.[level];
+    said.textContent = `${size(tier.used, tier.unit)}${tier.total ? ` of ${size(tier.total, tier.unit)}` : ""}${hits === undefined ? "" : `, ${hits} hits`}`;
+    const meter = document.createElement("meter");
+    meter.max = tier.total || Math.max(1, tier.used);
+    meter.value = tier.used;
+    meter.high = meter.max * 0.9;
+    meter.setAttribute("aria-label", `${tier.name}: ${said.textContent}`);
+    row.append(name, meter, said);
+    return row;
+  }));
 }
 
 let chosen = null;
