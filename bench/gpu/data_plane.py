@@ -2,7 +2,8 @@
 
 L1 ↔ L2 of 2 MiB pages through the CUDA mover over pinned `cudaMemcpyAsync` of the same bytes, interleaved; the same
 with layer-major pages of 27 pieces; hand-over of device pages between two processes without a copy, checked byte by
-byte; what a memory manager with a device arena costs the device; that a read-only mapping cannot be written."""
+byte; what a memory manager with a device arena costs the device; that a read-only mapping cannot be written; what a
+second process that maps the same weights costs the device beyond its CUDA context (`weights_second_process_mib`)."""
 
 from __future__ import annotations
 
@@ -52,6 +53,38 @@ try:
     torch.cuda.synchronize()
     print("written")
 except Exception as error:
+    print("refused")
+"""
+
+WEIGHTS_MIB = 1024
+WEIGHTS_READER = """
+import sys, time, torch
+import numpy as np
+from omni_flow.data.client import MemoryManagerClient
+from omni_flow.data.weights.client import WeightClient
+from omni_flow.data.weights.names import Family, TensorSpec, WeightName
+family = Family("bench", "0")
+names = [WeightName(family=family, path=str(i), dtype="u8") for i in range(int(sys.argv[2]) // 64)]
+specs = [TensorSpec(name, (64 << 20,)) for name in names]
+def load(spec, out):
+    np.frombuffer(out, np.uint8)[:] = int(spec.name.path) + 1
+client = MemoryManagerClient(sys.argv[1], name="engine")
+torch.zeros(1, device="cuda")
+tensor = torch.ones(1 << 20, device="cuda").sum().item()  # loads what any kernel needs, so that it is not counted below
+print("context", flush=True)
+sys.stdin.readline()
+began = time.perf_counter()
+weights = WeightClient(client).get(specs, load, device=0)
+seconds = time.perf_counter() - began
+ok = all(weights.torch(s.name)[:: 1 << 20].eq(int(s.name.path) + 1).all().item() for s in specs)
+ok = ok and not weights.verify()
+print(len(weights.loaded), int(ok), seconds, flush=True)
+sys.stdin.readline()
+try:
+    weights.torch(specs[0].name).fill_(7)
+    torch.cuda.synchronize()
+    print("written")
+except Exception:
     print("refused")
 """
 
@@ -159,6 +192,40 @@ def hand_over(samples: dict[str, list[float]]) -> None:
     samples["arena_mib_left_after_the_end"] = [device_used() - before]
 
 
+def shared_weights(samples: dict[str, list[float]]) -> None:
+    """Two engines with the same weights: device memory before and after each maps them, its context counted apart."""
+    with tempfile.TemporaryDirectory(prefix="omni-bench") as folder:
+        before = device_used()
+        server = start(ServerConfig(path=f"{folder}/m.sock"))
+        engines: list[subprocess.Popen[str]] = []
+        try:
+            for name in ("first", "second"):
+                command = [sys.executable, "-c", WEIGHTS_READER, f"{folder}/m.sock", str(WEIGHTS_MIB)]
+                engine = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+                engines.append(engine)
+                assert engine.stdin is not None
+                assert engine.stdout is not None
+                assert engine.stdout.readline() == "context\n"
+                alone = device_used()
+                engine.stdin.write("go\n")
+                engine.stdin.flush()
+                loaded, right, seconds = engine.stdout.readline().split()
+                assert right == "1", f"{name} read wrong weights"
+                assert (loaded == "0") == (name == "second")
+                samples[f"weights_{name}_process_mib"] = [device_used() - alone]
+                samples[f"weights_{name}_process_s"] = [float(seconds)]
+            answers = [engine.communicate("write\n", timeout=60)[0].strip() for engine in engines]
+            samples["weights_written_by_a_reader"] = [float("written" in answers)]
+            samples["weights_mib_held_without_engines"] = [device_used() - before]
+        finally:
+            for engine in engines:
+                engine.kill()
+                engine.wait()
+            server.terminate()
+            server.wait()
+        samples["weights_mib_left_after_the_end"] = [device_used() - before]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON object of medians on stdout and nothing else")
@@ -168,6 +235,7 @@ def main() -> None:
     torch.zeros(1, device="cuda")
     samples: dict[str, list[float]] = {}
     hand_over(samples)
+    shared_weights(samples)
     migration(samples, 1, PAGE, "")
     migration(samples, PLANES, PLANES * PLANE_PIECE, "_27_pieces")
     if options.json:

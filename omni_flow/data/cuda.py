@@ -163,6 +163,22 @@ def unmap(pointer: int, size: int) -> None:
     _call("cuMemAddressFree", c.c_uint64(pointer), c.c_size_t(size))
 
 
+def copy_in(device: int, host: int, size: int) -> None:
+    """Copy bytes of this process to the device; done when it returns."""
+    _call("cuMemcpyHtoD_v2", c.c_uint64(device), c.c_void_p(host), c.c_size_t(size))
+
+
+def copy_out(host: int, device: int, size: int) -> None:
+    """Copy bytes of the device into this process; done when it returns."""
+    _call("cuMemcpyDtoH_v2", c.c_void_p(host), c.c_uint64(device), c.c_size_t(size))
+
+
+def finish(device: int) -> None:
+    """Until the device has done all that this process asked of it."""
+    use(device)
+    _call("cuCtxSynchronize")
+
+
 def register_host(address: int, size: int) -> int:
     """`cuMemHostRegister` of memory of this process: the hook of `Arena.pin_for_cuda`. Returns the driver's code."""
     return int(_driver().cuMemHostRegister_v2(c.c_void_p(address), c.c_size_t(size), c.c_uint(1)))

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import os
+import weakref
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from omni_flow.data import cuda
 from omni_flow.data.errors import BadArgument
 
 if TYPE_CHECKING:
     import torch
+
+
+def _unmap_idle(pointer: int, size: int, device: int) -> None:
+    cuda.finish(device)
+    cuda.unmap(pointer, size)
 
 
 class _Bytes:
@@ -87,6 +96,25 @@ class DeviceArena:
         length = math.prod(shape) * dtype.itemsize
         flat = torch.as_tensor(self.bytes_at(offset, length), device=f"cuda:{self.device}")
         return flat.view(dtype).reshape(shape)
+
+    def write(self, offset: int, data: NDArray[np.uint8]) -> None:
+        """Copy contiguous bytes of the host to `offset`; done when it returns."""
+        self._check(offset, data.nbytes)
+        cuda.use(self.device)
+        cuda.copy_in(self.device_ptr + offset, data.ctypes.data, data.nbytes)
+
+    def read(self, offset: int, length: int) -> NDArray[np.uint8]:
+        """A copy of a range in host memory."""
+        self._check(offset, length)
+        out = np.empty(length, np.uint8)
+        cuda.use(self.device)
+        cuda.copy_out(out.ctypes.data, self.device_ptr + offset, length)
+        return out
+
+    def unmap_with_last_view(self) -> None:
+        """Have the mapping go when neither this object nor a tensor over it is left, and the device has finished."""
+        ending = weakref.finalize(self, _unmap_idle, self.device_ptr, self.size, self.device)
+        ending.atexit = False
 
     def unmap(self) -> None:
         """Take the mapping away; nothing may use it any more."""

@@ -40,6 +40,7 @@ class Grant:
     specs: tuple[TensorSpec, ...]
     offsets: tuple[int, ...]
     nbytes: int
+    device: int
 
 
 @dataclass(slots=True)
@@ -48,6 +49,7 @@ class Segment:
 
     id: SegmentId
     nbytes: int
+    device: int
     keys: tuple[Versioned, ...]
     holders: "Counter[SessionId]" = field(default_factory=Counter)
 
@@ -83,7 +85,7 @@ class Catalog:
         return self._current.get(family, 0)
 
     def blocked(
-        self, family: Family, specs: Sequence[TensorSpec], version: int | None, *, may_load: bool
+        self, family: Family, specs: Sequence[TensorSpec], version: int | None, *, may_load: bool, device: int = -1
     ) -> list[SessionId]:
         """The loaders the asker must wait for: empty when `ask` would give something to use or to load.
 
@@ -91,7 +93,7 @@ class Catalog:
         Raises: as `ask`.
         """
         chosen = self.current(family) if version is None else version
-        keys = [self._key(spec, family, chosen) for spec in specs]
+        keys = [self._key(spec, family, chosen, device) for spec in specs]
         missing = [key for key in keys if key not in self._sealed]
         absent = [key for key in missing if key not in self._loading]
         if not missing or (absent and (may_load or chosen < self.current(family))):
@@ -100,15 +102,21 @@ class Catalog:
         return sorted(loaders) or [SessionId(0)]
 
     def ask(
-        self, session: SessionId, family: Family, specs: Sequence[TensorSpec], version: int | None, now: float
+        self,
+        session: SessionId,
+        family: Family,
+        specs: Sequence[TensorSpec],
+        version: int | None,
+        now: float,
+        device: int = -1,
     ) -> Answer:
-        """What of `specs` is there, and what the asker is to load.
+        """What of `specs` is there, on that device or (-1) in host memory, and what the asker is to load.
 
         Raises: BadArgument when a spec is malformed, is of another family, comes twice, or contradicts the sealed
         tensor of its name; or when the version is older than the current one and not complete any more.
         """
         chosen = self.current(family) if version is None else version
-        keys = [self._key(spec, family, chosen) for spec in specs]
+        keys = [self._key(spec, family, chosen, device) for spec in specs]
         if len(set(keys)) != len(keys):
             raise BadArgument(f"{len(keys)} tensors of {family} asked for, some of them twice", "ask for each once")
         absent = [n for n, key in enumerate(keys) if key not in self._sealed and key not in self._loading]
@@ -127,7 +135,8 @@ class Catalog:
         ready = [self._sealed[key] for key in keys if key in self._sealed]
         for segment in {entry.segment for entry in ready}:
             self._hold(session, SegmentId(segment))
-        grant = self._grant(session, family, chosen, [(specs[n], keys[n]) for n in absent]) if absent else None
+        lacking = [(specs[n], keys[n]) for n in absent]
+        grant = self._grant(session, family, chosen, device, lacking) if absent else None
         return Answer(chosen, ready, grant, len(keys) - len(ready) - len(absent))
 
     def seal(self, session: SessionId, token: int, digests: Sequence[bytes], now: float) -> list[ManifestEntry]:
@@ -141,14 +150,14 @@ class Catalog:
         del self._grants[token]
         keys, entries = [], []
         for spec, offset, digest in zip(grant.specs, grant.offsets, digests, strict=True):
-            key = (spec.name.key(), grant.version)
+            key = (spec.name.key_on(grant.device), grant.version)
             del self._loading[key]
-            entry = ManifestEntry(spec, grant.version, grant.segment, offset, digest)
+            entry = ManifestEntry(spec, grant.version, grant.segment, offset, digest, grant.device)
             self._sealed[key] = entry
             self._members.setdefault((grant.family, grant.version), {})[key[0]] = None
             keys.append(key)
             entries.append(entry)
-        self._segments[grant.segment] = Segment(grant.segment, grant.nbytes, tuple(keys))
+        self._segments[grant.segment] = Segment(grant.segment, grant.nbytes, grant.device, tuple(keys))
         self._hold(session, grant.segment)
         return entries
 
@@ -235,6 +244,7 @@ class Catalog:
             "weight_segments": len(self._segments),
             "weight_segments_idle": len(self._idle),
             "weight_bytes": sum(segment.nbytes for segment in self._segments.values()),
+            "weight_device_bytes": sum(segment.nbytes for segment in self._segments.values() if segment.device >= 0),
         }
 
     def check(self) -> list[str]:
@@ -253,14 +263,19 @@ class Catalog:
                 wrong.append(f"weight segment {segment.id} is held and idle, or neither")
         return wrong
 
-    def _key(self, spec: TensorSpec, family: Family, version: int) -> Versioned:
+    def _key(self, spec: TensorSpec, family: Family, version: int, device: int) -> Versioned:
         spec.check()
         if spec.name.family != family:
             raise BadArgument(f"{spec.name.path} is of {spec.name.family}, asked for with {family}")
-        return spec.name.key(), version
+        return spec.name.key_on(device), version
 
     def _grant(
-        self, session: SessionId, family: Family, version: int, absent: list[tuple[TensorSpec, Versioned]]
+        self,
+        session: SessionId,
+        family: Family,
+        version: int,
+        device: int,
+        absent: list[tuple[TensorSpec, Versioned]],
     ) -> Grant:
         offsets, end = [], 0
         for spec, _ in absent:
@@ -270,7 +285,7 @@ class Catalog:
         self._next_token += 1
         self._next_segment += 1
         specs = tuple(spec for spec, _ in absent)
-        grant = Grant(token, session, segment, family, version, specs, tuple(offsets), max(end, 1))
+        grant = Grant(token, session, segment, family, version, specs, tuple(offsets), max(end, 1), device)
         self._grants[token] = grant
         for _, key in absent:
             self._loading[key] = token
@@ -279,7 +294,7 @@ class Catalog:
     def _drop_grant(self, grant: Grant) -> SegmentId:
         del self._grants[grant.token]
         for spec in grant.specs:
-            del self._loading[spec.name.key(), grant.version]
+            del self._loading[spec.name.key_on(grant.device), grant.version]
         return grant.segment
 
     def _hold(self, session: SessionId, segment: SegmentId) -> None:

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from omni_flow.data import cuda
 from omni_flow.data.arena import Arena, available_bytes
 from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.descriptors import arena_descriptor
+from omni_flow.data.device_arena import DeviceArena
 from omni_flow.data.errors import BadArgument, DataError, OutOfMemory, UnknownName
 from omni_flow.data.protocol import Message
 from omni_flow.data.weights import messages as m
@@ -65,7 +67,7 @@ class WeightSet:
         self.loaded: list[WeightName] = []
         self._owner = owner
         self._entries: dict[WeightKey, ManifestEntry] = {}
-        self._arenas: dict[int, Arena] = {}
+        self._arenas: dict[int, Arena | DeviceArena] = {}
         self._holds: list[int] = []
 
     def __iter__(self) -> Iterator[WeightName]:
@@ -82,20 +84,28 @@ class WeightSet:
         return found
 
     def bytes(self, name: WeightName) -> memoryview:
-        """The tensor's bytes, read-only."""
+        """The tensor's bytes, read-only; of a tensor on a device a copy."""
         entry = self.entry(name)
-        return self._arenas[entry.segment].view(entry.offset, entry.spec.nbytes)
+        arena = self._arenas[entry.segment]
+        if isinstance(arena, DeviceArena):
+            return arena.read(entry.offset, entry.spec.nbytes).data.toreadonly()
+        return arena.view(entry.offset, entry.spec.nbytes)
 
     def numpy(self, name: WeightName) -> NDArray[Any]:
-        """A read-only array over the shared memory. Raises: BadArgument for an element type that numpy lacks."""
+        """A read-only array over the shared memory. Raises: BadArgument for an element type that numpy lacks, or a
+        tensor on a device."""
         entry = self.entry(name)
         kind = _NUMPY.get(name.dtype)
         if kind is None:
             raise BadArgument(f"numpy has no {name.dtype} for {name.path}", "use torch() or bytes()")
-        return self._arenas[entry.segment].numpy(entry.offset, entry.spec.shape, np.dtype(kind))
+        arena = self._arenas[entry.segment]
+        if isinstance(arena, DeviceArena):
+            raise BadArgument(f"{name.path} lies on device {arena.device}", "use torch(), or bytes() for a copy")
+        return arena.numpy(entry.offset, entry.spec.shape, np.dtype(kind))
 
     def torch(self, name: WeightName) -> "torch.Tensor":
-        """A tensor over the shared memory; see `Arena.torch` on writing to it."""
+        """A tensor over the shared memory; see `Arena.torch` on writing to it. On a device a kernel that writes there
+        fails."""
         import torch
 
         entry = self.entry(name)
@@ -147,6 +157,7 @@ class WeightClient:
         loader: Loader,
         *,
         version: int | None = None,
+        device: int = -1,
         timeout_s: float = 600.0,
     ) -> WeightSet:
         """Tensors of one family, all of one version, mapped read-only.
@@ -155,6 +166,8 @@ class WeightClient:
         loading are waited for, and taken over when their loader dies or gives up.
 
         Args: `version`: None for the current one; a higher one stages it beside the current until `switch`.
+        `device`: the GPU to hold them on, -1 for host memory; the loader fills host memory all the same, one tensor at
+        a time, which goes to the device from there.
         `timeout_s`: bounds each wait for another loader.
 
         Raises: LoadingElsewhere, OutOfMemory, LoaderKeepsView, BadArgument, or what `loader` raises. Nothing is held
@@ -169,13 +182,13 @@ class WeightClient:
                 batch = wanted[at : at + m.MAX_SPECS]
                 while batch:
                     asked = found.version if found else version
-                    answer = self._ask(batch[0].name.family, batch, asked, timeout_s)
+                    answer = self._ask(batch[0].name.family, batch, asked, timeout_s, device)
                     found = found or WeightSet(self, answer.version)
                     if answer.grant:
                         found.loaded += [spec.name for spec in answer.grant.specs]
                     found.add(answer.ready)
                     if answer.grant:
-                        found.add(self._load(answer.grant, loader))
+                        found.add(self._load(answer.grant, loader, device))
                     batch = [spec for spec in batch if spec.name not in _names(answer)]
         except BaseException:
             if found:
@@ -208,23 +221,29 @@ class WeightClient:
             if len(entries) >= page.total or not page.entries:
                 return entries
 
-    def map(self, segment: int, *, write: bool = False) -> Arena:
-        """A mapping of a segment that this session holds, or loads; it goes with its last view."""
+    def map(self, segment: int, *, write: bool = False) -> Arena | DeviceArena:
+        """A mapping of a segment that this session holds, or loads; for reading it goes with its last view."""
         name = m.arena_name(segment)
         info, fd = arena_descriptor(self.client, name, write=write)
+        if info.device >= 0:
+            on_device = DeviceArena.attach(name, fd, info.size, write=write, device=info.device)
+            on_device.close()
+            if not write:
+                on_device.unmap_with_last_view()
+            return on_device
         arena = Arena.attach(name, fd, info.size, write=write, page_size=info.page_size)
         arena.close()
         return arena
 
     def _ask(
-        self, family: Family, specs: Sequence[TensorSpec], version: int | None, timeout_s: float
+        self, family: Family, specs: Sequence[TensorSpec], version: int | None, timeout_s: float, device: int
     ) -> m.WeightAnswer:
-        ask = m.WeightAsk(family, tuple(specs), version, int(timeout_s * 1000))
+        ask = m.WeightAsk(family, tuple(specs), version, int(timeout_s * 1000), device)
         return self.client.call(m.W_GET, ask, timeout=timeout_s + _MARGIN_S).body(m.WeightAnswer)
 
-    def _load(self, grant: m.WeightGrant, loader: Loader) -> tuple[ManifestEntry, ...]:
+    def _load(self, grant: m.WeightGrant, loader: Loader, device: int) -> tuple[ManifestEntry, ...]:
         try:
-            digests = self._fill(grant, loader)
+            digests = self._fill_device(grant, loader) if device >= 0 else self._fill(grant, loader)
             seal = m.WeightSeal(grant.token, tuple(digests))
             return self.client.call(m.W_SEAL, seal).body(m.WeightSealed).entries
         except BaseException as error:
@@ -236,12 +255,30 @@ class WeightClient:
         if grant.nbytes > there:
             raise OutOfMemory(f"weights of {grant.nbytes} bytes, {there} are available", "free memory, or load fewer")
         arena = self.map(grant.segment, write=True)
+        assert isinstance(arena, Arena)
         arena.populate()
         digests = []
         for spec, offset in zip(grant.specs, grant.offsets, strict=True):
             view = arena.view(offset, spec.nbytes)
             loader(spec, view)
             digests.append(content_digest(view))
+        return digests
+
+    def _fill_device(self, grant: m.WeightGrant, loader: Loader) -> list[bytes]:
+        """By way of pinned host memory for one tensor. The writable mapping is gone when it returns."""
+        arena = self.map(grant.segment, write=True)
+        assert isinstance(arena, DeviceArena)
+        digests = []
+        try:
+            with _pinned(max(spec.nbytes for spec in grant.specs)) as room:
+                for spec, offset in zip(grant.specs, grant.offsets, strict=True):
+                    part = room[: spec.nbytes]
+                    loader(spec, part.data)
+                    digests.append(content_digest(part.data))
+                    if spec.nbytes:
+                        arena.write(offset, part)
+        finally:
+            arena.unmap()
         return digests
 
     def _give_up(self, grant: m.WeightGrant, why: BaseException) -> None:
@@ -257,6 +294,18 @@ class WeightClient:
                 told(body.family, body.version)
         elif self._other_events:
             self._other_events(message)
+
+
+@contextlib.contextmanager
+def _pinned(size: int) -> Iterator[NDArray[np.uint8]]:
+    """Host memory the device copies from at full speed; pageable where CUDA won't pin it."""
+    room = np.empty(max(size, 1), np.uint8)
+    pinned = cuda.register_host(room.ctypes.data, room.nbytes) == 0
+    try:
+        yield room
+    finally:
+        if pinned:
+            cuda.unregister_host(room.ctypes.data)
 
 
 def _names(answer: m.WeightAnswer) -> set[WeightName]:

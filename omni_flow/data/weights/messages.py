@@ -26,12 +26,14 @@ def arena_name(segment: int) -> str:
 
 
 class WeightAsk(msgspec.Struct, array_like=True):
-    """`version` None: the current one. `timeout_ms` bounds the wait for other loaders."""
+    """`version` None: the current one. `timeout_ms` bounds the wait for other loaders. `device`: the GPU, -1 for host
+    memory."""
 
     family: Family
     specs: tuple[TensorSpec, ...]
     version: int | None
     timeout_ms: int
+    device: int = -1
 
 
 class WeightGrant(msgspec.Struct, array_like=True):

@@ -70,6 +70,11 @@ class WeightName(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
         """SHA-256 of the tagged msgpack of all fields, which no two names share."""
         return WeightKey(hashlib.sha256(b"omni-flow weight 1" + msgspec.msgpack.encode(self)).digest())
 
+    def key_on(self, device: int) -> WeightKey:
+        """Key of the copy on a device (-1: in host memory); each device has its own."""
+        key = self.key()
+        return key if device < 0 else WeightKey(hashlib.sha256(b"omni-flow device %d" % device + key).digest())
+
     def check(self) -> None:
         """Raises: BadArgument, naming the field."""
         if self.dtype not in ITEM_BYTES:
@@ -99,13 +104,14 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ManifestEntry(msgspec.Struct, frozen=True, array_like=True):
-    """One sealed tensor: where it lies and the digest of its content."""
+    """One sealed tensor: where it lies (`device`: the GPU, -1 for host memory) and the digest of its content."""
 
     spec: TensorSpec
     version: int
     segment: int
     offset: int
     digest: bytes
+    device: int = -1
 
 
 def content_digest(data: memoryview) -> bytes:

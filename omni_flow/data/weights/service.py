@@ -1,7 +1,9 @@
 """The weight catalog as a service of the memory manager.
 
-A segment is an anonymous memory file. The loader of a grant alone may map it writable; once sealed the kernel refuses
-every writable mapping, so nobody, the loader included, can change a byte that others read.
+A segment is an anonymous memory file, or memory of a device that the manager makes without a CUDA context. The loader
+of a grant alone may map it writable. Once a memory file is sealed the kernel refuses every writable mapping, so nobody,
+the loader included, can change a byte that others read. A device knows no seals: there the manager hands out sealed
+segments for reading only, and the mapping made of them refuses writes.
 """
 
 import errno
@@ -14,11 +16,12 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from omni_flow.data.device_arena import DeviceArena
 from omni_flow.data.errors import BadArgument, DataError, Holder, Refused
 from omni_flow.data.protocol import Message
 from omni_flow.data.session import BaseService, Handler, Session
 from omni_flow.data.weights import messages as m
-from omni_flow.data.weights.catalog import Catalog, SegmentId, SessionId
+from omni_flow.data.weights.catalog import Catalog, Grant, SegmentId, SessionId
 from omni_flow.data.weights.names import Family
 
 if TYPE_CHECKING:
@@ -80,19 +83,21 @@ class _Parked:
 
 
 class WeightService(BaseService):
-    """Args: `arenas`, the server's table of mappable names; `linger_s`, how long a segment outlives its last user;
-    `clock`, monotonic seconds."""
+    """Args: `arenas`, the server's table of mappable names; `read_only`, its set of those that nobody may write;
+    `linger_s`, how long a segment outlives its last user; `clock`, monotonic seconds."""
 
     def __init__(
         self,
         arenas: "MutableMapping[str, Callable[[Session, str], ArenaFile]]",
+        read_only: set[str],
         linger_s: float,
         clock: Callable[[], float],
     ) -> None:
         self._arenas = arenas
+        self._read_only = read_only
         self._clock = clock
         self._catalog = Catalog(linger_s)
-        self._files: dict[SegmentId, SegmentFile] = {}
+        self._files: dict[SegmentId, SegmentFile | DeviceArena] = {}
         self._loaders: dict[SegmentId, SessionId] = {}
         self._parked: deque[_Parked] = deque()
         self._sessions: dict[SessionId, Session] = {}
@@ -161,20 +166,34 @@ class WeightService(BaseService):
         """Answer an ask, unless it has to wait."""
         session, ask = parked.session, parked.ask
         may_load = not session.read_only
-        if self._catalog.blocked(ask.family, ask.specs, ask.version, may_load=may_load):
+        if self._catalog.blocked(ask.family, ask.specs, ask.version, may_load=may_load, device=ask.device):
             return False
-        answer = self._catalog.ask(SessionId(session.id), ask.family, ask.specs, ask.version, self._clock())
+        id, now = SessionId(session.id), self._clock()
+        answer = self._catalog.ask(id, ask.family, ask.specs, ask.version, now, ask.device)
         grant = None
         if answer.grant:
             granted = answer.grant
-            file = self._files[granted.segment] = SegmentFile(granted.segment, granted.nbytes)
+            try:
+                file = self._files[granted.segment] = self._make(granted)
+            except BaseException:
+                self._catalog.give_up(id, granted.token)
+                for segment in {entry.segment for entry in answer.ready}:
+                    self._catalog.release(id, SegmentId(segment), now)
+                raise
             self._loaders[granted.segment] = granted.session
             self._arenas[m.arena_name(granted.segment)] = lambda asker, _: self._map(asker, granted.segment, file)
             grant = m.WeightGrant(granted.token, granted.segment, granted.nbytes, granted.specs, granted.offsets)
         session.reply(parked.message, m.WeightAnswer(answer.version, tuple(answer.ready), grant))
         return True
 
-    def _map(self, session: Session, segment: SegmentId, file: SegmentFile) -> SegmentFile:
+    @staticmethod
+    def _make(grant: Grant) -> SegmentFile | DeviceArena:
+        """Raises: OutOfMemory, SystemRefusal when there is no such device."""
+        if grant.device < 0:
+            return SegmentFile(grant.segment, grant.nbytes)
+        return DeviceArena.create(m.arena_name(grant.segment), grant.nbytes, grant.device)
+
+    def _map(self, session: Session, segment: SegmentId, file: SegmentFile | DeviceArena) -> SegmentFile | DeviceArena:
         id = SessionId(session.id)
         if self._loaders.get(segment) != id and not self._catalog.holds(id, segment):
             raise Refused(f"segment {segment} is not held by this session", "get its tensors first")
@@ -191,7 +210,8 @@ class WeightService(BaseService):
 
     def _too_late(self, parked: _Parked) -> LoadingElsewhere:
         ask = parked.ask
-        loaders = self._catalog.blocked(ask.family, ask.specs, ask.version, may_load=not parked.session.read_only)
+        may_load = not parked.session.read_only
+        loaders = self._catalog.blocked(ask.family, ask.specs, ask.version, may_load=may_load, device=ask.device)
         sessions = [self._sessions[id] for id in loaders if id in self._sessions]
         holders = tuple(Holder(s.id, s.pid, s.name, 0, 0) for s in sessions)
         who = ", ".join(str(s) for s in sessions) or "nobody"
@@ -205,9 +225,12 @@ class WeightService(BaseService):
         body = message.body(m.WeightSeal)
         id = SessionId(session.id)
         grant = self._catalog.grant_of(id, body.token)
-        if len(body.digests) == len(grant.specs):
-            self._files[grant.segment].seal()
+        file = self._files[grant.segment]
+        if isinstance(file, SegmentFile) and len(body.digests) == len(grant.specs):
+            file.seal()
         entries = self._catalog.seal(id, body.token, body.digests, self._clock())
+        if isinstance(file, DeviceArena):
+            self._read_only.add(m.arena_name(grant.segment))
         self._loaders.pop(grant.segment, None)
         self._retry = True
         session.reply(message, m.WeightSealed(tuple(entries)))
@@ -251,4 +274,5 @@ class WeightService(BaseService):
         """The segment is no more: its memory goes with the last mapping."""
         self._loaders.pop(segment, None)
         del self._arenas[m.arena_name(segment)]
+        self._read_only.discard(m.arena_name(segment))
         self._files.pop(segment).close()

@@ -1,0 +1,123 @@
+"""A CUDA driver made of host memory, so that weights on a device run through real processes on any machine.
+
+`device_of_host_memory.py serve CONFIG --ready-fd N` is a memory manager on it,
+`device_of_host_memory.py role SOCKET [hold]` a role that gets two tensors on device 0 and says what happened as JSON
+lines; then `pss`, `write`, `open`, `host` on stdin ask for more. Device memory is memory files, mapped as asked.
+"""
+
+import ctypes
+import json
+import mmap
+import os
+import sys
+
+import numpy as np
+
+from omni_flow.data import cuda, launch
+from omni_flow.data.client import MemoryManagerClient
+from omni_flow.data.descriptors import arena_descriptor
+from omni_flow.data.errors import DataError, SystemRefusal
+from omni_flow.data.weights.client import WeightClient
+from omni_flow.data.weights.messages import arena_name
+from omni_flow.data.weights.names import Family, TensorSpec, WeightName
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+LIBC.mmap.restype = ctypes.c_void_p
+LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+FAMILY = Family("demo/model", "r1")
+SPECS = [
+    TensorSpec(WeightName(family=FAMILY, path="big", dtype="u8"), (8 << 20,)),
+    TensorSpec(WeightName(family=FAMILY, path="odd", dtype="i16"), (7, 33)),
+]
+
+
+def create(size, device):
+    if device:
+        raise SystemRefusal(f"no device {device}", "there is device 0")
+    fd = os.memfd_create("stand-in-device", os.MFD_CLOEXEC)
+    os.ftruncate(fd, size)
+    return fd
+
+
+def map_fd(fd, size, device, write):
+    prot = mmap.PROT_READ | (mmap.PROT_WRITE if write else 0)
+    address = LIBC.mmap(None, size, prot, mmap.MAP_SHARED, fd, 0)
+    assert address != ctypes.c_void_p(-1).value, os.strerror(ctypes.get_errno())
+    return address
+
+
+cuda.granularity = lambda device: 2 << 20
+cuda.use = cuda.finish = lambda device: None
+cuda.create = create
+cuda.map_fd = map_fd
+cuda.unmap = LIBC.munmap
+cuda.copy_in = cuda.copy_out = ctypes.memmove
+cuda.register_host = lambda address, size: 0
+cuda.unregister_host = lambda address: None
+
+
+def expected(spec):
+    return np.random.default_rng(len(spec.name.path) + spec.nbytes).integers(0, 256, spec.nbytes, np.uint8)
+
+
+def say(**what):
+    print(json.dumps(what), flush=True)
+
+
+def pss():
+    total, ours = 0, False
+    with open("/proc/self/smaps", encoding="ascii", errors="replace") as lines:
+        for line in lines:
+            if "-" in line.split(" ", 1)[0]:
+                ours = "stand-in-device" in line
+            elif ours and line.startswith("Pss:"):
+                total += int(line.split()[1]) * 1024
+    return total
+
+
+def role(path, hold):
+    def load(spec, out):
+        if hold:
+            say(loading=True)
+            sys.stdin.readline()
+        np.frombuffer(out, np.uint8)[:] = expected(spec)
+
+    with MemoryManagerClient(path, name="role") as client:
+        weights = WeightClient(client)
+        found = weights.get(SPECS, load, device=0, timeout_s=60)
+        right = all(bytes(found.bytes(spec.name)) == expected(spec).tobytes() for spec in SPECS)
+        say(loaded=len(found.loaded), right=right, rotten=len(found.verify()))
+        entry = found.entry(SPECS[0].name)
+        for line in sys.stdin:
+            match line.strip():
+                case "pss":
+                    for arena in found._arenas.values():
+                        arena.read(0, arena.size)
+                    arena = None
+                    say(pss=pss())
+                case "write":
+                    ctypes.memset(next(iter(found._arenas.values())).device_ptr, 1, 1)
+                case "open":
+                    try:
+                        arena_descriptor(client, arena_name(entry.segment), write=True)
+                    except DataError as error:
+                        say(error=error.code)
+                case "host":
+                    with weights.get(SPECS, load) as here:
+                        say(loaded=len(here.loaded), entries=[e.device for e in weights.manifest(FAMILY)])
+                case "elsewhere":
+                    try:
+                        weights.get(SPECS, load, device=3)
+                    except DataError as error:
+                        say(error=error.code)
+                case "release":
+                    found.release()
+                    say(pss=pss())
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "serve":
+        launch.main(sys.argv[2:])
+    else:
+        role(sys.argv[2], "hold" in sys.argv[3:])
