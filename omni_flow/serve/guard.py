@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from omni_flow.serve.errors import ApiError, too_many
@@ -30,6 +30,8 @@ Handler = Callable[[Request], Awaitable[Response]]
 log = logging.getLogger("omni_flow.serve")
 
 CALL = "omni_flow.call"
+LEFT = 499
+"""Status, for logs and metrics, of a call whose caller left before there was an answer."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9_.-]{1,64}")
 _TRACE = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _OPEN = ("/health/live", "/health/ready", "/page/", "/v1/files/")
@@ -150,6 +152,8 @@ class Guard:
                     scope["route"], handler = found
                     response = await handler(Request(scope, limited, tell))
                     await response(scope, limited, tell)
+        except ClientDisconnect:
+            call.status = LEFT
         except ApiError as error:
             if call.status:
                 raise

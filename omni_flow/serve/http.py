@@ -21,8 +21,35 @@ encode = msgspec.json.Encoder(enc_hook=repr).encode
 _decode = msgspec.json.Decoder().decode
 SSE_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 DONE = b"data: [DONE]\n\n"
-ON_LEAVE = "omni_flow.on_leave"
-"""In the scope: callbacks for when the connection is lost."""
+LINE = "omni_flow.line"
+"""In the scope: the `Line` of the connection, if the server's own protocol made it."""
+
+
+class Line:
+    """Whether a caller is still there, and what to do when he is not."""
+
+    __slots__ = ("_callbacks", "_lost")
+
+    def __init__(self) -> None:
+        self._callbacks: set[Callable[[], object]] = set()
+        self._lost = False
+
+    def add(self, then: Callable[[], object]) -> None:
+        """Call `then` when the connection is lost, at once if it is."""
+        if self._lost:
+            then()
+        else:
+            self._callbacks.add(then)
+
+    def discard(self, then: Callable[[], object]) -> None:
+        """Do not call it any more."""
+        self._callbacks.discard(then)
+
+    def lose(self) -> None:
+        """The connection is lost."""
+        self._lost = True
+        for then in list(self._callbacks):
+            then()
 
 
 def call_of(request: Request) -> Call:
@@ -80,13 +107,13 @@ async def while_connected(request: Request, running: list[Running], work: Awaita
 @contextlib.contextmanager
 def leaving(scope: Scope, receive: Receive, then: Callable[[], object]) -> Iterator[None]:
     """Call `then` when the caller leaves meanwhile. The server's own protocol tells; another's `receive` is watched."""
-    callbacks = scope.get(ON_LEAVE)
-    if callbacks is not None:
-        callbacks.add(then)
+    line: Line | None = scope.get(LINE)
+    if line is not None:
+        line.add(then)
         try:
             yield
         finally:
-            callbacks.discard(then)
+            line.discard(then)
         return
     watcher = asyncio.ensure_future(_left(receive, then))
     try:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from omni_flow.serve.errors import ApiError
-from omni_flow.serve.http import ON_LEAVE
+from omni_flow.serve.http import LINE, Line
 
 
 def protocol(header_s: float, body_s: float) -> type[HttpToolsProtocol]:
@@ -19,14 +18,13 @@ def protocol(header_s: float, body_s: float) -> type[HttpToolsProtocol]:
         _patience: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            self._on_leave: set[Callable[[], object]] = set()
+            self._line = Line()
             super().connection_made(transport)
             self._wait(header_s)
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._rest()
-            for left in list(self._on_leave):
-                left()
+            self._line.lose()
             super().connection_lost(exc)
 
         def on_message_begin(self) -> None:
@@ -36,7 +34,7 @@ def protocol(header_s: float, body_s: float) -> type[HttpToolsProtocol]:
         def on_headers_complete(self) -> None:
             self._wait(body_s)
             super().on_headers_complete()
-            self.scope[ON_LEAVE] = self._on_leave  # type: ignore[literal-required]
+            self.scope[LINE] = self._line  # type: ignore[literal-required]
 
         def on_message_complete(self) -> None:
             self._rest()

@@ -97,6 +97,14 @@ class Cook:
         yield f" {ctx.params.heat}"
 
 
+class Hose:
+    """Frames of 10 kB without end."""
+
+    async def run(self, text: str) -> AsyncIterator[str]:
+        while True:
+            yield text * 10_000
+
+
 class Held:
     """Loads only while there is no file of that name."""
 
@@ -195,6 +203,15 @@ def listener(pause_s: float = 0.2) -> Graph:
         "say", inputs=[[{"text": heard.text}], [text]], outputs=[stream("word")]
     )
     graph.output(answer=said.word)
+    return graph
+
+
+def flood() -> Graph:
+    """A stream without end."""
+    graph = Graph("flood")
+    text = graph.placeholder("text", Text, required=True)
+    run = graph.role("hose", Hose).interface("run", inputs=[[text]], outputs=[stream("water")])
+    graph.output(water=run.water)
     return graph
 
 
