@@ -93,8 +93,10 @@ class Catalogue:
             )
         return found
 
-    def endpoint(self, kind: type[E], model: str | None) -> tuple[Served, E]:
+    def endpoint(self, kind: type[E], model: object) -> tuple[Served, E]:
         """The graph and endpoint for a model name; without one the only one. Raises ApiError naming `model`."""
+        if model is not None and not isinstance(model, str):
+            raise ApiError(400, f"expected a name, got {type(model).__name__}", param="model", code="invalid_type")
         names = [name for k, name in self._found if k is kind]
         if model is None and len(names) == 1:
             model = names[0]
