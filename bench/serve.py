@@ -141,7 +141,9 @@ async def server() -> AsyncIterator[tuple[int, int]]:
                 break
         if not port:
             raise SystemExit("the server did not start")
+        draining = asyncio.ensure_future(process.stderr.read())
         yield port, process.pid
+        draining.cancel()
     finally:
         if process.returncode is None:
             process.send_signal(signal.SIGTERM)
@@ -338,37 +340,51 @@ async def idle(port: int, pid: int, count: int) -> float:
     return taken
 
 
-async def ray_rate(seconds: float) -> float | None:
-    """The same trivial role on Ray Serve, if it is installed."""
-    try:
-        from ray import serve
-    except ImportError:
-        return None
-    import logging
+RAY = """
+import sys, time, logging, ray
+from ray import serve
+from starlette.requests import Request
 
-    import ray
+ray.init(num_cpus=2, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
 
-    ray.init(
-        num_cpus=2, include_dashboard=False, configure_logging=True, logging_level=logging.ERROR, log_to_driver=False
+@serve.deployment(max_ongoing_requests=256)
+class Echo:
+    async def __call__(self, request: Request):
+        return {"say": (await request.json())["inputs"]["text"]}
+
+serve.start(http_options={"host": "127.0.0.1", "port": 18777})
+serve.run(Echo.bind(), route_prefix="/v1/graphs/bench/requests")
+print("ready", flush=True)
+sys.stdin.read()
+serve.shutdown()
+ray.shutdown()
+"""
+
+
+async def ray_rate(python: str, seconds: float) -> float | None:
+    """Requests a second of the same trivial role on Ray Serve in `python`; None if that has no Ray Serve."""
+    process = await asyncio.create_subprocess_exec(
+        *(python, "-c", RAY),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
     )
-
-    @serve.deployment
-    class RayEcho:
-        async def __call__(self, request: Any) -> dict[str, str]:
-            return {"say": (await request.json())["inputs"]["text"]}
-
-    serve.start(http_options={"host": HOST, "port": 18_777})
-    serve.run(RayEcho.bind(), route_prefix="/v1/graphs/bench/requests")
-    connections = await wires(18_777, 64)
+    assert process.stdin is not None
+    assert process.stdout is not None
     try:
-        await closed_loop(connections, post(18_777, {"text": "hello"}), 1.0)
-        return await closed_loop(connections, post(18_777, {"text": "hello"}), seconds)
+        while (line := await process.stdout.readline()) != b"ready\n":
+            if not line:
+                return None
+        connections = await wires(18_777, 64)
+        request = post(18_777, {"text": "hello"})
+        await closed_loop(connections, request, 2.0)
+        return await closed_loop(connections, request, seconds)
     finally:
-        serve.shutdown()
-        ray.shutdown()
+        process.stdin.close()
+        await process.wait()
 
 
-async def measure(rounds: int, seconds: float, idle_count: int, with_ray: bool) -> dict[str, float]:
+async def measure(rounds: int, seconds: float, idle_count: int, ray_python: str | None) -> dict[str, float]:
     """All figures: medians over interleaved rounds."""
     found: dict[str, list[float]] = {}
 
@@ -401,8 +417,8 @@ async def measure(rounds: int, seconds: float, idle_count: int, with_ray: bool) 
             note(sse_events_per_s=await sse_rate(port, 64, int(400 * seconds)))
             note(sse_first_byte_ms=statistics.median(await first_byte(port, calls // 3)))
         note(**{f"idle_sse_{idle_count}_mb": await idle(port, pid, idle_count)})
-    if with_ray:
-        rate = await ray_rate(seconds)
+    if ray_python:
+        rate = await ray_rate(ray_python, seconds)
         if rate is not None:
             note(ray_serve_requests_per_s=rate)
     return {name: round(statistics.median(values), 3) for name, values in found.items()}
@@ -413,9 +429,10 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--quick", action="store_true", help="one short round")
     parser.add_argument("--no-ray", action="store_true", help="leave Ray Serve out")
+    parser.add_argument("--ray", default=sys.executable, metavar="PYTHON", help="an interpreter that has Ray Serve")
     options = parser.parse_args()
     rounds, seconds = (1, 0.5) if options.quick else (5, 3.0)
-    figures = uvloop.run(measure(rounds, seconds, 2000, not options.no_ray))
+    figures = uvloop.run(measure(rounds, seconds, 2000, None if options.no_ray else options.ray))
     if options.json:
         print(json.dumps(figures))
         return

@@ -113,10 +113,24 @@ class Guard:
             )
         return found
 
+    def _foreign(self, headers: dict[bytes, bytes]) -> ApiError | None:
+        """Why a browser may not: another site's page asks for something to be done, or for a WebSocket.
+
+        Browsers send some such calls without asking first, so that the answer being hidden is not enough.
+        """
+        origin = headers.get(b"origin")
+        if origin is None or origin.partition(b"://")[2] == headers.get(b"host"):
+            return None
+        if origin.decode("latin-1") in self.settings.cors_origins:
+            return None
+        return ApiError(403, "pages of that site may not use this server: --cors-origin", code="origin_not_allowed")
+
     # ---- HTTP -----------------------------------------------------------------------------------------------
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         call, headers, refusal = self._admit(scope)
+        if refusal is None and scope["method"] not in ("GET", "HEAD", "OPTIONS"):
+            refusal = self._foreign(headers)
         extra = [(b"x-request-id", call.id.encode())]
         origin = headers.get(b"origin")
         if origin is not None and origin.decode("latin-1") in self.settings.cors_origins:
@@ -194,7 +208,8 @@ class Guard:
     # ---- WebSocket ------------------------------------------------------------------------------------------
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        call, _, refusal = self._admit(scope)
+        call, headers, refusal = self._admit(scope)
+        refusal = refusal or self._foreign(headers)
         limiter = None
         if refusal is None:
             limiter = self._limiter(call.key)

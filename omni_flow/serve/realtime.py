@@ -49,7 +49,7 @@ def router(state: State) -> APIRouter:
             await socket.error(error, event_id=new_id("event"))
             await socket.close(1008, error.message)
             return
-        conversation = Conversation(state, socket, served, endpoint)
+        conversation = Conversation(state, socket, served, endpoint, websocket.headers.get("x-omni-session"))
         try:
             await conversation.run()
         except WebSocketDisconnect:
@@ -80,8 +80,11 @@ class Turn:
 class Conversation:
     """One connection."""
 
-    def __init__(self, state: State, socket: Socket, served: Served, endpoint: Realtime) -> None:
+    def __init__(
+        self, state: State, socket: Socket, served: Served, endpoint: Realtime, session: str | None = None
+    ) -> None:
         self._state, self._socket, self._served, self._endpoint = state, socket, served, endpoint
+        self._omni_session = session
         self._config = Config(served.model_of(endpoint), bool(endpoint.out_audio), bool(endpoint.out_text))
         self._session = new_id("sess")
         self._rate = getattr(served.inputs.get(endpoint.audio), "rate", None) or PCM_RATE
@@ -315,7 +318,7 @@ class Conversation:
 
     def _submit(self, turn: Turn) -> None:
         turn.running = self._state.book.submit(
-            self._served, self._socket.call, "realtime", turn.inputs, session=None, outputs=self._wanted()
+            self._served, self._socket.call, "realtime", turn.inputs, session=self._omni_session, outputs=self._wanted()
         )
 
     def _wanted(self) -> frozenset[str]:

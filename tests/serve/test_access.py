@@ -113,6 +113,14 @@ def test_another_site_may_call_only_if_it_is_named() -> None:
     origin = {"origin": "https://app.example.org"}
     with hosted(kitchen()) as host, host.client() as http:
         assert "access-control-allow-origin" not in http.get("/v1/models", headers=origin).headers
+        refused = http.post(URL, json=BODY, headers=origin)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "origin_not_allowed")
+        assert http.post(URL, json=BODY, headers={"origin": host.url}).status_code == 200
+        ws = host.url.replace("http", "ws") + "/v1/graphs/kitchen/stream"
+        with pytest.raises(InvalidStatus), connect(ws, origin="https://app.example.org"):  # type: ignore[arg-type]
+            pass
+        with connect(ws, origin=host.url):  # type: ignore[arg-type]
+            pass
     named = Settings(cors_origins=("https://app.example.org",))
     with hosted(kitchen(), settings=named) as host, host.client() as http:
         found = http.get("/v1/models", headers=origin)
