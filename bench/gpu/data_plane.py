@@ -138,7 +138,7 @@ def migration(samples: dict[str, list[float]], planes: int, page: int, tag: str)
         whole.copy_(torch.arange(PAGES * page, dtype=torch.int64, device="cuda") % 251)
         handler = CudaCopyHandler()
         handler.start(MoverLink(MemoryManagerClient(path)))
-        handler._link.done = lambda *_: None  # type: ignore[method-assign, assignment]
+        handler._link.done = lambda *_: None  # type: ignore[method-assign]
         host = torch.empty(TAKE * page, dtype=torch.uint8, pin_memory=True)
         device = torch.empty(TAKE * page, dtype=torch.uint8, device="cuda")
         rng = np.random.default_rng(1)

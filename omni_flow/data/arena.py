@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import math
 import mmap
 import os
 import threading
@@ -192,7 +193,7 @@ class Arena:
     def numpy(self, offset: int, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         """An array over the arena (no copy)."""
         kind = np.dtype(dtype)
-        length = kind.itemsize * int(np.prod(shape, dtype=np.int64))
+        length = kind.itemsize * math.prod(shape)
         self._check(offset, length)
         return np.frombuffer(self._view, np.uint8, length, offset).view(kind).reshape(shape)
 
@@ -206,7 +207,7 @@ class Arena:
 
         import torch
 
-        length = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        length = dtype.itemsize * math.prod(shape)
         self._check(offset, length)
         if not length:
             return torch.empty(shape, dtype=dtype)

@@ -321,7 +321,7 @@ class PoolJobs:
         """What L3 says of itself: `recovered`, `moved` or `dropped`. Returns how many objects changed."""
         table = self.pool.table
         if what == "recovered":
-            return table.recover_l3(keys, new)
+            return table.recover_l3(keys, new, self.storing)
         rows = table.find(keys)
         same = (rows >= 0) & ((table.tiers[rows] & L3) != 0) & (table.place3[rows] == old)
         at = rows[same].astype(np.uint32)

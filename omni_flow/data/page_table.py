@@ -228,16 +228,25 @@ class PageTable:
         self.tiers[rows] |= np.uint8(L3)
         self.place3[rows] = places
 
-    def recover_l3(self, keys: U8, places: U64) -> int:
-        """Enter objects found on disk; those that don't fit are left out. Returns how many were entered."""
+    def recover_l3(self, keys: U8, places: U64, kept: int = 0) -> int:
+        """Enter objects found on disk, of a key that comes twice the first; those that don't fit are left out.
+
+        Args:
+            kept: room in L3 that is promised to others.
+
+        Returns:
+            how many were entered.
+        """
+        _, lead = np.unique(np.ascontiguousarray(keys).view("V32").ravel(), return_index=True)
+        lead = np.sort(lead)
+        keys, places = keys[lead], places[lead]
         rows = self.find(keys)
-        known = rows >= 0
-        known[known] &= np.cumsum((self.tiers[rows[known]] & L3) == 0) <= self.l3_rows - self.l3_count
+        known = np.flatnonzero(rows >= 0)
+        added = (self.tiers[rows[known]] & L3) == 0
+        known = known[~added | (np.cumsum(added) <= self.l3_rows - kept - self.l3_count)]
         self.add_l3(rows[known].astype(np.uint32), places[known])
-        fresh = np.flatnonzero(rows < 0)
+        fresh = np.flatnonzero(rows < 0)[: max(0, self.l3_rows - kept - self.l3_count)]
         if len(fresh):
-            _, lead = np.unique(np.ascontiguousarray(keys[fresh]).view("V32").ravel(), return_index=True)
-            fresh = fresh[np.sort(lead)][: max(0, self.l3_rows - self.l3_count)]
             new = self.rows_free.take(len(fresh))
             self.keys[new] = keys[fresh]
             self.tiers[new] = 0
@@ -245,7 +254,7 @@ class PageTable:
             if self.watch is not None:
                 self.watch(new, True)
             self.add_l3(new, places[fresh])
-        return int(known.sum()) + len(fresh)
+        return len(known) + len(fresh)
 
     @property
     def nbytes(self) -> int:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import json
 import socket
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -130,3 +134,12 @@ def test_a_client_that_does_not_read_is_cut_off_and_hurts_nobody(manager: Make) 
                         deaf.sock.send(request)
         client.ping()
     deaf.close()
+
+
+@pytest.mark.long
+def test_a_fuzz_that_follows_coverage_finds_nothing() -> None:
+    script = Path(__file__).parents[3] / "bench" / "fuzz_protocol.py"
+    run = subprocess.run([sys.executable, script, "--seconds", "20"], stdout=subprocess.PIPE, timeout=120, check=False)
+    found = json.loads(run.stdout)
+    assert (run.returncode, found["findings"]) == (0, [])
+    assert found["runs"] > 1000

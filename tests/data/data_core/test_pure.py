@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from omni_flow.data.buddy import MIN_BLOCK, Buddy, Extents
 from omni_flow.data.digest_index import DigestIndex
+from omni_flow.data.messages import L1, L3
 from omni_flow.data.page_table import PageTable
 from omni_flow.data.prefix import first_needed, longest_prefix
 from omni_flow.data.waits import Waiter, WaitQueue
@@ -156,3 +157,29 @@ def test_a_page_costs_at_most_150_bytes() -> None:
 
     pool = KvPool(PoolSpec(name="kv", page_bytes=64, l1_pages=1 << 16))
     assert pool.nbytes / (1 << 16) <= 150
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.tuples(st.integers(0, 11), st.integers(1, 99)), min_size=1, max_size=14), max_size=4))
+def test_what_a_disk_reports_is_entered_once_and_within_its_rows(batches: list[list[tuple[int, int]]]) -> None:
+    names = np.random.default_rng(3).integers(0, 256, (12, 32), np.uint8)
+    table = PageTable(4, 0, 5)
+    table.seal(L1, table.l1.reserve(4), names[:4])
+    there: dict[int, int] = {}
+    for batch in batches:
+        at = np.array([name for name, _ in batch])
+        first = {}
+        for name, place in batch:
+            first.setdefault(name, place)
+        entered = table.recover_l3(names[at], np.array([place for _, place in batch], np.uint64), kept=1)
+        known = {name: place for name, place in first.items() if name < 4 or name in there}
+        for name, place in {**known, **first}.items():
+            if name in there or len(there) < 4:
+                there[name] = place
+        assert entered == len(set(first) & set(there))
+        rows = table.find(names)
+        found = {
+            int(n): int(table.place3[rows[n]]) for n in np.flatnonzero((rows >= 0) & ((table.tiers[rows] & L3) > 0))
+        }
+        assert found == there
+        assert table.check_integrity() == []
