@@ -84,15 +84,19 @@ class Wire(asyncio.Protocol):
         if end < 0:
             return
         head = bytes(self.buffer[:end]).lower()
-        at = head.find(b"content-length: ")
-        size = int(head[at + 16 :].split(b"\r\n", 1)[0])
-        if len(self.buffer) >= end + 4 + size:
-            body = bytes(self.buffer[end + 4 : end + 4 + size])
+        at = head.find(b"\r\ncontent-length: ")
+        if at < 0:  # in chunks
+            whole = self.buffer.endswith(b"0\r\n\r\n")
+        else:
+            whole = len(self.buffer) >= end + 4 + int(head[at + 18 :].split(b"\r\n", 1)[0])
+        if whole:
+            body = bytes(self.buffer[end + 4 :])
             self.buffer.clear()
-            if b" 200 " not in head[:16]:
-                raise SystemExit(f"the server answered {head[:40]!r} {body[:300]!r}")
             assert self.waiter is not None
-            self.waiter.set_result(body)
+            if b" 200 " in head[:16]:
+                self.waiter.set_result(body)
+            else:
+                self.waiter.set_exception(SystemExit(f"the server answered {head[:40]!r} {body[:300]!r}"))
 
     def ask(self, request: bytes) -> asyncio.Future[bytes]:
         self.waiter = asyncio.get_running_loop().create_future()

@@ -39,7 +39,7 @@ class Choice:
         }
         self._kinds = {output: kind for output, kind in named.items() if output in asked.outputs}
         self._limit = None if "max_tokens" in endpoint.fields else asked.max_tokens
-        self._speaks = endpoint.out_audio in asked.outputs
+        self.speaks = endpoint.out_audio in asked.outputs
         kind = running.served.kinds.get(endpoint.out_audio)
         self.rate = kind.rate if isinstance(kind, Audio) and kind.rate is not None else PCM_RATE
         self.parts: dict[str, list[Any]] = {TEXT: [], AUDIO: [], IMAGE: [], CALLS: [], LOGPROBS: [], TRANSCRIPT: []}
@@ -98,7 +98,7 @@ class Choice:
     def _end(self, why: str) -> None:
         """The text is at its end; so is the request, if nothing but text was asked for."""
         self._finish = why
-        if not self._speaks:
+        if not self.speaks:
             self._enough = True
             self.running.cancel()
 
@@ -136,11 +136,11 @@ class Choice:
         """An element of `choices`."""
         text = "".join(self.parts[TEXT])
         message: dict[str, Any] = {"role": "assistant", "content": text or None, "refusal": None}
-        if not self.parts[CALLS] and not self._speaks:
+        if not self.parts[CALLS] and not self.speaks:
             message["content"] = text
         if self.parts[CALLS]:
             message["tool_calls"] = self.parts[CALLS]
-        if self._speaks:
+        if self.speaks:
             samples = np.concatenate(self.parts[AUDIO]) if self.parts[AUDIO] else np.zeros(0, np.float32)
             data = encode_sound(self.asked.audio_format, self.rate, samples)
             message["audio"] = audio_object(data=b64(data), transcript=self.said)
@@ -197,7 +197,7 @@ class Frame:
         index = choice.index
         for kind, value in taken:
             if kind == TEXT:
-                if choice._speaks:
+                if choice.speaks:
                     parts.append(self._event(index, {"audio": self._audio(choice, transcript=value)}))
                 else:
                     parts.append(b"%b%d%b%b}}]}\n\n" % (self._start, index, self._text, encode(value)))
@@ -232,7 +232,7 @@ class Frame:
     async def last(self, choice: Choice) -> bytes:
         """The event that ends a choice."""
         parts = []
-        if choice._speaks:
+        if choice.speaks:
             _, sound = self._stream(choice)
             data = sound.finish()
             audio = self._audio(choice, expires_at=now(), **({"data": b64(data)} if data else {}))

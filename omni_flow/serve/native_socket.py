@@ -50,7 +50,11 @@ def router(state: State) -> APIRouter:
 
 async def _one(state: State, socket: Socket, graph: str) -> None:
     served = state.catalogue.graph(graph)
-    start = await socket.receive()
+    try:
+        async with asyncio.timeout(state.settings.body_s):
+            start = await socket.receive()
+    except TimeoutError:
+        raise ApiError(408, "no start message came", code="timeout") from None
     if not isinstance(start, dict) or start.pop("type", None) != "start":
         raise bad('the first message is {"type": "start", "inputs": {...}}', "type")
     binary = start.pop("binary", None)

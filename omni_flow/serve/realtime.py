@@ -172,7 +172,7 @@ class Conversation:
                 if self._config.create_response:
                     await self._respond()
         if not self._vad.speaking:
-            padding = int(self._vad._settings.padding_s * PCM_RATE)
+            padding = int(self._vad.settings.padding_s * PCM_RATE)
             self._drop_before(self._heard - padding)
 
     async def _take(self, samples: NDArray[np.float32]) -> None:

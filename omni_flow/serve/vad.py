@@ -32,7 +32,7 @@ class Vad:
 
     def __init__(self, rate: int, settings: VadSettings) -> None:
         self._size = int(rate * FRAME_S)
-        self._rate, self._settings = rate, settings
+        self._rate, self.settings = rate, settings
         self._rest = np.zeros(0, np.float32)
         self._at = 0
         self._loud = self._quiet = 0
@@ -42,7 +42,7 @@ class Vad:
         """What happened within these samples, shape (n,)."""
         data = np.concatenate([self._rest, samples]) if len(self._rest) else samples
         events: list[Event] = []
-        level = QUIET * 2 * max(self._settings.threshold, 0.01)
+        level = QUIET * 2 * max(self.settings.threshold, 0.01)
         whole = len(data) // self._size
         for frame in data[: whole * self._size].reshape(whole, self._size):
             self._at += self._size
@@ -55,8 +55,8 @@ class Vad:
         self._quiet = 0 if loud else self._quiet + 1
         if not self.speaking and self._loud >= START_FRAMES:
             self.speaking = True
-            padding = int(self._settings.padding_s * self._rate)
+            padding = int(self.settings.padding_s * self._rate)
             events.append(("started", max(0, self._at - START_FRAMES * self._size - padding)))
-        elif self.speaking and self._quiet * FRAME_S >= self._settings.silence_s:
+        elif self.speaking and self._quiet * FRAME_S >= self.settings.silence_s:
             self.speaking = False
             events.append(("stopped", self._at))
