@@ -1,8 +1,9 @@
-"""Soak of the data plane: `python bench/soak.py --minutes M [--seed S] [--json]`.
+"""Soak of the data plane: `python bench/soak.py --minutes M [--seed S] [--out docs/soak_data.md]`.
 
 A memory manager with three tiers at full occupancy, four clients (`soak_worker.py`), and a hand that kills clients
-and movers, stops the SSD mover for a while, and flips bits in its files. Afterwards nothing may be held, and there
-must have been no wrong byte, no wait past its deadline, no violated invariant: exit code 0 only then."""
+and movers, stops the SSD mover for a while, flips bits in its files and cuts them short. Afterwards nothing may be
+held, and there must have been no wrong byte, no wait past its deadline, no violated invariant: exit code 0 only then.
+Prints one JSON line; `--out` writes the same as a page of Markdown."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.kv_pool import PoolSpec
@@ -27,6 +29,14 @@ from omni_flow.data.launch import start
 from omni_flow.data.server import ServerConfig
 from omni_flow.data.temp_client import TempClient
 
+EXPLAINED = """
+A memory manager with three tiers (256 pages of 64 KiB in L1, 512 in L2, an SSD tier under a cap of 128 MiB) and
+TempBuffers is kept full by four clients whose pages and buffers follow from their names, so that each reads and checks
+what others wrote. Meanwhile clients and movers are killed by SIGKILL, the SSD mover is stopped for up to 8 s at a time,
+and its files get flipped bits and are cut short, so that reads fail as on a bad disk. A fault is a wrong byte, a wait
+longer than its deadline by 2 s, a violated invariant (all tables are checked after each act), an internal error, or
+anything still pinned, leased, reserved or in a job after the last client is dead.
+"""
 PAGE = 64 << 10
 WORKERS = 4
 
@@ -100,11 +110,19 @@ class Soak:
             return
         path = self.random.choice(files)
         with contextlib.suppress(OSError), open(path, "r+b") as file:
-            for _ in range(8):
+            for _ in range(200):
                 at = self.random.randrange(path.stat().st_size)
                 old = os.pread(file.fileno(), 1, at)
                 if old:
                     os.pwrite(file.fileno(), bytes([old[0] ^ (1 << self.random.randrange(8))]), at)
+
+    def cut_file(self) -> None:
+        """Reads behind the cut end short: an I/O error."""
+        files = list((self.folder / "ssd").rglob("*.seg"))
+        if files:
+            with contextlib.suppress(OSError):
+                path = self.random.choice(files)
+                os.truncate(path, path.stat().st_size // 2)
 
     def look(self, seconds: float) -> None:
         """Watch the manager answer for a while."""
@@ -116,7 +134,7 @@ class Soak:
             self.viewer.wait_end(0.05)
 
     def run(self, minutes: float) -> None:
-        acts = [self.kill_worker] * 4 + [self.kill_mover, self.stall_disk, self.flip_bits, self.flip_bits]
+        acts = [self.kill_worker] * 4 + [self.kill_mover, self.stall_disk, self.flip_bits, self.cut_file]
         until = time.monotonic() + minutes * 60
         while time.monotonic() < until and not self.faults:
             self.look(self.random.uniform(0.2, 3.0))
@@ -147,7 +165,7 @@ class Soak:
                     "pinned": stats["pool_l1_pinned/kv"] + stats["pool_l2_pinned/kv"],
                     "leases": stats["pool_leases/kv"],
                     "reservations": stats["pool_reservations/kv"],
-                    "jobs": stats["pool_jobs_running/kv"],
+                    "jobs": stats["pool_jobs_running/kv"] + stats["pool_jobs_orphaned/kv"],
                     "temp_slots": stats["temp_slots"] + stats["temp_orphans"],
                 }
                 if not any(left.values()) or time.monotonic() > until:
@@ -161,7 +179,8 @@ class Soak:
         self.viewer.close()
         self.server.terminate()
         self.server.wait()
-        names = ("stored", "evicted", "demoted", "migrated", "hits_l1", "hits_l2", "waits", "reclaimed", "bad_records")
+        names = ("stored", "evicted", "demoted", "migrated", "hits_l1", "hits_l2", "waits", "reclaimed")
+        names += ("job_pages_failed", "bad_records")
         return {
             "faults": self.faults,
             "left": left,
@@ -170,7 +189,21 @@ class Soak:
             "requests": stats["requests"],
             **{name: stats[f"pool_{name}/kv"] for name in names},
             **{name: stats[name] for name in ("temp_leased", "temp_orphaned", "job_jobs", "job_movers_lost")},
+            "l3_turned_off": stats["job_l3_off"],
         }
+
+
+def page(result: dict[str, Any]) -> str:
+    """The result as Markdown."""
+    rows = {key: value for key, value in result.items() if not isinstance(value, dict | list | str)}
+    rows |= {f"acts: {name}": count for name, count in result["done"].items()}
+    rows |= {f"left: {name}": count for name, count in result["left"].items()}
+    table = "\n".join(f"| {key} | {value:,} |" for key, value in rows.items())
+    faults = "\n".join(f"* {fault}" for fault in result["faults"])
+    command = f"python bench/soak.py --minutes {result['minutes']:g} --seed {result['seed']}"
+    head = f"`{command}` on {result['machine']}:\n**{len(result['faults'])} faults.**"
+    whole = f"# Soak of the data plane\n\n{head}\n{EXPLAINED}\n| what | how many |\n|---|---|\n{table}\n\n{faults}"
+    return whole.rstrip() + "\n"
 
 
 def main() -> None:
@@ -181,22 +214,22 @@ def main() -> None:
     parser.add_argument(
         "--dir", default="/var/tmp", help="parent of the directory that is used and deleted; a real disk"
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout and nothing else")
+    parser.add_argument("--out", type=Path, help="file for a page of Markdown")
     options = parser.parse_args()
+    began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="omni-soak", dir=options.dir) as folder:
         soak = Soak(Path(folder), options.seed)
         try:
             soak.run(options.minutes)
         finally:
             result = {"minutes": options.minutes, "seed": options.seed, **soak.end()}
+            result["ran_s"] = round(time.monotonic() - began, 1)
             if result["faults"]:
                 sys.stderr.write((Path(folder) / "log").read_text()[-4000:])
-    if options.json:
-        print(json.dumps(result))
-    else:
-        print(f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}")
-        for key, value in result.items():
-            print(f"{key:20} {value}")
+    result["machine"] = f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    print(json.dumps(result))
+    if options.out is not None:
+        options.out.write_text(page(result), encoding="utf-8")
     sys.exit(1 if result["faults"] else 0)
 
 

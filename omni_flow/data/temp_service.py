@@ -120,8 +120,10 @@ class TempService(BaseService):
 
     def _settle(self, session: Session, message: Message) -> None:
         """Answered only if it has a request id."""
-        slots = zip(message.column(0, "<u4").tolist(), message.column(1, "<u4").tolist(), strict=True)
-        self.pool.settle(self._account(session), list(slots), time.monotonic())
+        slots = message.column(0, "<u4")
+        generations = message.column(1, "<u4", len(slots))
+        pairs = list(zip(slots.tolist(), generations.tolist(), strict=True))
+        self.pool.settle(self._account(session), pairs, time.monotonic())
         if message.request:
             session.reply(message)
 

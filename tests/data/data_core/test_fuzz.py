@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -134,6 +134,11 @@ def test_a_client_that_does_not_read_is_cut_off_and_hurts_nobody(manager: Make) 
                         deaf.sock.send(request)
         client.ping()
     deaf.close()
+
+
+def test_columns_of_unlike_lengths_are_a_bad_message(lasting: Manager) -> None:
+    with lasting.client() as client, pytest.raises(BadMessage):
+        client.call(Op.T_SETTLE, None, (np.arange(4, dtype=np.uint32), np.arange(3, dtype=np.uint32)))
 
 
 @pytest.mark.long
