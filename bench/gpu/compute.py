@@ -1,10 +1,14 @@
-"""The engine on one GPU against plain SGLang 0.5.17: `python bench/gpu/compute.py [--json] [--pairs N] [--quick]`.
+"""The engine on one GPU against plain SGLang 0.5.17: `python bench/gpu/compute.py [--json] [--pairs N] [--steps A,B]`.
 
-DeepSeek-V2-Lite at full size with SGLang's own dummy weights, bf16, pages of 64 tokens. Plain SGLang's `Engine`, one
-engine of ours (A) and a second one (B) live on the card at once, A and B over one KV pool of a memory manager; requests
-alternate between plain and A. Every figure is a median; --json prints one object with plain numbers and nothing else.
+DeepSeek-V2-Lite at full size with seeded random weights, bf16, pages of 64 tokens. Plain SGLang's `Engine`, one engine
+of ours (A) and a second one (B) live on the card at once, A and B over one KV pool of a memory manager; requests
+alternate between plain and A, with the same flags. Every figure is a median; --json prints one object with plain
+numbers and nothing else; --out keeps every sample.
 
-prefill_N, decode_N    throughput of N prompts of 512 tokens (N new ones; 64 or 256 tokens each), ours over plain
+equal_tokens           share of prompts (around and off page borders, 65 to 20,000 tokens, cold and cached) whose greedy
+                       tokens are plain SGLang's
+prefill_N, decode_N    throughput of N prompts of 512 tokens (N new ones; 64 or 256 tokens each), ours over plain;
+                       equal_tokens_N: share of equal answers (a batch that forms otherwise rounds otherwise)
 ttft_l1_ratio          first token of a 32,768-token prompt found whole in L1, over plain SGLang's own radix hit
 ttft_l2_ratio          the same found in L2, over (L1 hit + bytes / measured copy of the tier)
 tail_extend_ms         first token of a prompt of which all but 64 tokens are cached
@@ -27,6 +31,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Any
@@ -54,20 +59,27 @@ FLAGS: dict[str, Any] = {
     "chunked_prefill_size": 8192,
     "mem_fraction_static": 0.6,
 }
+PREFILL_GRAPHS: dict[str, dict[str, Any]] = {
+    "breakable": {
+        "cuda_graph_backend_prefill": "breakable",
+        "cuda_graph_bs_prefill": [16, 32, 64, 128, 256, 512, 640, 1024],
+    },
+    "off": {"disable_prefill_cuda_graph": True},
+}
 
 
 def metadata_folder(folder: Path) -> None:
-    """Let SGLang find the plugin where the project is on the path and not installed."""
-    if "omni_flow" in entry_points(group="sglang.srt.plugins").names:
-        return
-    info = folder / "omni_flow-0.1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: omni-flow\nVersion: 0.1.0\n")
-    (info / "entry_points.txt").write_text(
-        "[sglang.srt.plugins]\nomni_flow = omni_flow.compute.sglang.plugin:register\n"
-        "[sglang.srt.platforms]\nomni_flow_cpu = omni_flow.compute.sglang.platform:activate\n"
-    )
+    """Let SGLang find the bench's plugin, and ours where the project is on the path and not installed."""
+    plugins = [("omni_bench", "compute_plugin:register")]
+    if "omni_flow" not in entry_points(group="sglang.srt.plugins").names:
+        plugins.append(("omni_flow", "omni_flow.compute.sglang.plugin:register"))
+    for name, target in plugins:
+        info = folder / f"{name}_metadata-0.1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}-metadata\nVersion: 0.1.0\n")
+        (info / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{name} = {target}\n")
     sys.path.insert(0, str(folder))
+    sys.path.insert(0, str(Path(__file__).parent))
 
 
 def used_gib() -> float:
@@ -85,15 +97,14 @@ def prompts(count: int, length: int, seed: int) -> list[list[int]]:
 # -- plain SGLang, in a process of its own ----------------------------------------------------------------------------
 
 
-def _plain(pipe: Any, folder: str) -> None:
-    os.environ["SGLANG_PLUGINS"] = "none"
+def _plain(pipe: Any, folder: str, flags: dict[str, Any]) -> None:
     import sglang
 
     engine = sglang.Engine(
         model_path=folder, load_format="dummy", skip_tokenizer_init=True, attention_backend="triton",
         sampling_backend="pytorch", grammar_backend="none", moe_runner_backend="triton", page_size=PAGE,
         log_level="warning", context_length=CONTEXT, max_running_requests=64, max_total_tokens=QUOTA,
-        dtype="bfloat16", **FLAGS,
+        dtype="bfloat16", **flags,
     )  # fmt: skip
     pipe.send("up")
     while (asked := pipe.recv()) is not None:
@@ -109,10 +120,11 @@ def _plain(pipe: Any, folder: str) -> None:
 class Plain:
     """Blocking calls to the plain engine; its times are taken in its own process."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, flags: dict[str, Any]) -> None:
         self._pipe, theirs = multiprocessing.Pipe()
-        self._process = multiprocessing.get_context("spawn").Process(target=_plain, args=(theirs, folder))
+        self._process = multiprocessing.get_context("spawn").Process(target=_plain, args=(theirs, folder, flags))
         self._process.start()
+        theirs.close()
 
     def wait(self) -> None:
         """Until it serves."""
@@ -124,8 +136,9 @@ class Plain:
         return seconds, tokens
 
     def close(self) -> None:
-        self._pipe.send(None)
-        self._process.join(30)
+        if self._process.is_alive():
+            self._pipe.send(None)
+        self._process.join(15)
         if self._process.is_alive():
             self._process.kill()
 
@@ -169,7 +182,38 @@ class Figures:
     def __init__(self, plain: Plain, a: Any, b: Any, pairs: int) -> None:
         self.plain, self.a, self.b, self.pairs = plain, a, b, pairs
         self.out: dict[str, float] = {}
+        self.samples: dict[str, list[float]] = {}
         self.seed = 1000
+
+    def note(self, name: str, samples: list[float]) -> None:
+        """A figure: the median of its samples."""
+        self.samples[name] = samples
+        self.out[name] = statistics.median(samples)
+
+    def keep(self, path: str, flags: dict[str, Any]) -> None:
+        """Write everything so far."""
+        kept = {"figures": self.out, "samples": self.samples, "flags": flags}
+        Path(path).write_text(json.dumps(kept))
+
+    async def equality(self) -> None:
+        """equal_tokens: 48 greedy tokens of prompts alone in their batch, cold and then cached."""
+        same = []
+        for length in (65, 127, 128, 129, 511, 512, 513, 1000, 4097, 9000, 20_000):
+            ids = self.fresh(1, length)
+            for _ in range(2):
+                (_, theirs), (_, mine) = await self._run("plain")(ids, 48), await self._run("ours")(ids, 48)
+                same.append(float(theirs == mine))
+        self.samples["equal_tokens"] = same
+        self.out["equal_tokens"] = statistics.mean(same)
+
+    async def warm(self) -> None:
+        """What is compiled on first use is compiled."""
+        ids = self.fresh(64, 512)
+        long = self.fresh(1, 9000)
+        for name in ("ours", "plain"):
+            run = self._run(name)
+            for prompts_, count in ((ids, 8), (ids, 2), (ids[:16], 2), (ids[:1], 2), (long, 2), (long, 2)):
+                await run(prompts_, count)
 
     def fresh(self, count: int, length: int) -> list[list[int]]:
         self.seed += 1
@@ -177,7 +221,7 @@ class Figures:
 
     async def throughput(self, batch: int, new: int) -> None:
         """prefill_N, decode_N and whether the tokens are equal."""
-        prefill, decode, speed, same = [], [], [], 0
+        prefill, decode, speed, same = [], [], [], []
         for _ in range(self.pairs):
             ids = self.fresh(batch, 512)
             times = {}
@@ -187,14 +231,17 @@ class Figures:
                 one, _ = await run(ids, 1)
                 whole, tokens = await run(ids, new + 1)
                 times[name] = (cold, whole - one, tokens)
+            for name, (cold, longer, _) in times.items():
+                self.samples.setdefault(f"{name}_prefill_s_{batch}", []).append(cold)
+                self.samples.setdefault(f"{name}_decode_s_{batch}", []).append(longer)
             prefill.append(times["plain"][0] / times["ours"][0])
             decode.append(times["plain"][1] / times["ours"][1])
             speed.append(batch * new / times["ours"][1])
-            same += times["plain"][2] == times["ours"][2]
-        self.out[f"ratio_to_sglang.prefill_{batch}"] = statistics.median(prefill)
-        self.out[f"ratio_to_sglang.decode_{batch}"] = statistics.median(decode)
-        self.out[f"decode_tokens_per_s_{batch}"] = statistics.median(speed)
-        self.out[f"equal_tokens_{batch}"] = same / self.pairs
+            same += [float(p == m) for p, m in zip(times["plain"][2], times["ours"][2], strict=True)]
+        self.note(f"ratio_to_sglang.prefill_{batch}", prefill)
+        self.note(f"ratio_to_sglang.decode_{batch}", decode)
+        self.note(f"decode_tokens_per_s_{batch}", speed)
+        self.out[f"equal_tokens_{batch}"] = statistics.mean(same)
 
     def _run(self, name: str) -> Any:
         async def plain(ids: list[list[int]], count: int) -> tuple[float, list[list[int]]]:
@@ -212,19 +259,21 @@ class Figures:
         self.out["recompute_ms"] = (await mine(ids, 1))[0] * 1e3
         await plain(ids, 1)
         pairs = [((await plain(ids, 1))[0], (await mine(ids, 1))[0]) for _ in range(self.pairs)]
-        self.out["ttft_l1_ms"] = statistics.median(m for _, m in pairs) * 1e3
-        self.out["ttft_l1_ratio"] = statistics.median(m / p for p, m in pairs)
+        self.note("ttft_l1_ms", [m * 1e3 for _, m in pairs])
+        self.note("ttft_l1_ratio", [m / p for p, m in pairs])
         base = self.fresh(1, 8192)[0]
         await mine([base], 1)
-        tails = [(await mine([base + self.fresh(1, 64)[0]], 1))[0] for _ in range(self.pairs)]
-        self.out["tail_extend_ms"] = statistics.median(tails) * 1e3
         await plain([base], 1)
-        tails = [(await plain([base + self.fresh(1, 64)[0]], 1))[0] for _ in range(self.pairs)]
-        self.out["sglang_tail_extend_ms"] = statistics.median(tails) * 1e3
+        tails = []
+        for _ in range(self.pairs):
+            ids = [base + self.fresh(1, 64)[0]]
+            tails.append(((await plain(ids, 1))[0] * 1e3, (await mine(ids, 1))[0] * 1e3))
+        self.note("tail_extend_ms", [m for _, m in tails])
+        self.note("sglang_tail_extend_ms", [p for p, _ in tails])
 
     async def roles(self) -> None:
         """pd_extra_ms and pd_gap_ms."""
-        extra, gap, same = [], [], 0
+        extra, gap, same = [], [], []
         for _ in range(self.pairs):
             whole, split = self.fresh(2, 4096 + 37)
             began = time.perf_counter()
@@ -237,10 +286,10 @@ class Figures:
             gap.append((time.perf_counter() - first) * 1e3)
             extra.append((first - began - alone) * 1e3)
             _, both = await ours(self.a, [split], 2)
-            same += both[0] == handed[0] + tokens[0]
-        self.out["pd_extra_ms"] = statistics.median(extra)
-        self.out["pd_gap_ms"] = statistics.median(gap)
-        self.out["pd_equal_tokens"] = same / self.pairs
+            same.append(float(both[0] == handed[0] + tokens[0]))
+        self.note("pd_extra_ms", extra)
+        self.note("pd_gap_ms", gap)
+        self.out["pd_equal_tokens"] = statistics.mean(same)
 
     async def turns(self) -> None:
         """turns_ratio, and the same where nothing is cached."""
@@ -256,12 +305,12 @@ class Figures:
             ratios.append(times[-1] / times[0])
             new = self.fresh(1, len(history) - 256)
             plain_ratios.append((await ours(self.a, new, 1))[0] / times[0])
-        self.out["turns_ratio"] = statistics.median(ratios)
-        self.out["turns_ratio_recomputed"] = statistics.median(plain_ratios)
+        self.note("turns_ratio", ratios)
+        self.note("turns_ratio_recomputed", plain_ratios)
 
 
-async def measure(pairs: int, work: Path, say: Any) -> dict[str, float]:
-    """Everything, in the order in which it matters most."""
+async def measure(options: argparse.Namespace, work: Path, say: Any) -> dict[str, float]:
+    """Everything, in the order in which it matters most. A step that fails is told, and the run fails in the end."""
     from omni_flow.compute.kv_layout import kv_layout
     from omni_flow.compute.sglang.config import EngineConfig
     from omni_flow.compute.sglang.kernel import SGLangEngine
@@ -269,6 +318,7 @@ async def measure(pairs: int, work: Path, say: Any) -> dict[str, float]:
     from omni_flow.data.launch import start
     from omni_flow.data.server import ServerConfig
 
+    flags = FLAGS | PREFILL_GRAPHS[options.prefill_graphs]
     folder = work / "model"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(CONFIG))
@@ -280,10 +330,10 @@ async def measure(pairs: int, work: Path, say: Any) -> dict[str, float]:
     config = EngineConfig(
         model=str(folder), device="cuda", dtype="bfloat16", max_tokens=QUOTA, page_size=PAGE, max_running=64,
         context=CONTEXT, chunk=8192, threads=0, overlap=True, revision="bench", manager=str(work / "memory.sock"),
-        pool="kv", load_format="dummy", extra=FLAGS,
+        pool="kv", load_format="dummy", extra=flags,
     )  # fmt: skip
     begin = time.perf_counter()
-    plain = Plain(str(folder))
+    plain = Plain(str(folder), flags)
     a, b = SGLangEngine(config), SGLangEngine(config)
     try:
         await a.start()
@@ -292,22 +342,31 @@ async def measure(pairs: int, work: Path, say: Any) -> dict[str, float]:
         before = used_gib()
         say(f"plain up after {time.perf_counter() - begin:.0f} s, {before:.1f} GiB")
         await b.start()
-        figures = Figures(plain, a, b, pairs)
+        figures = Figures(plain, a, b, options.pairs)
         figures.out["second_role_gib"] = used_gib() - before
         say(f"B up after {time.perf_counter() - begin:.0f} s, {used_gib():.1f} GiB")
-        steps = [
-            ("warm", lambda: figures._run("ours")(figures.fresh(64, 512), 8)),
-            ("warm", lambda: figures._run("plain")(figures.fresh(64, 512), 8)),
-            ("roles", figures.roles),
-            ("1", lambda: figures.throughput(1, 256)),
-            ("16", lambda: figures.throughput(16, 64)),
-            ("64", lambda: figures.throughput(64, 64)),
-            ("cached", figures.cached),
-            ("turns", figures.turns),
-        ]
-        for name, step in steps:
-            await step()
+        steps = {
+            "warm": figures.warm,
+            "equality": figures.equality,
+            "roles": figures.roles,
+            "cached": figures.cached,
+            "1": lambda: figures.throughput(1, 256),
+            "16": lambda: figures.throughput(16, 64),
+            "64": lambda: figures.throughput(64, 64),
+            "turns": figures.turns,
+        }
+        failed = []
+        for name in options.steps.split(",") if options.steps else steps:
+            try:
+                await steps[name]()
+            except Exception:
+                failed.append(name)
+                say(f"{name} failed: {traceback.format_exc()}")
             say(f"{name} done after {time.perf_counter() - begin:.0f} s: {json.dumps(figures.out)}")
+            if options.out:
+                figures.keep(options.out, flags)
+        if failed:
+            raise SystemExit(f"these steps failed: {', '.join(failed)}")
         return figures.out
     finally:
         plain.close()
@@ -320,19 +379,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--pairs", type=int, default=20)
-    parser.add_argument("--out", help="also write the figures here after each step")
+    parser.add_argument("--out", help="write figures and samples here after each step")
+    parser.add_argument("--steps", help="only these, in this order, comma between")
+    parser.add_argument("--prefill-graphs", choices=sorted(PREFILL_GRAPHS), default="breakable")
     options = parser.parse_args()
 
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
-        if options.out and "{" in text:
-            Path(options.out).write_text(text[text.index("{") :])
 
     with tempfile.TemporaryDirectory() as work:
         metadata = Path(work) / "metadata"
         metadata.mkdir()
         metadata_folder(metadata)
-        figures = asyncio.run(measure(options.pairs, Path(work), say))
+        os.environ["SGLANG_PLUGINS"] = "omni_bench"
+        figures = asyncio.run(measure(options, Path(work), say))
     if options.json:
         print(json.dumps(figures))
         return

@@ -27,6 +27,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         overlap: prepare the next step on the CPU while the GPU computes; off where there is no GPU.
         revision, weight_version: identity of the weights in page hashes.
         manager, pool: address and pool of the node's memory manager; "" keeps pages in the engine's process.
+        share_weights: with a manager, hold the weights there once for all engines of equal identity; random weights
+            (`dummy`) are shared only where `revision` names them.
         hidden: keep the hidden state of each step's last position, for requests and step hooks that ask for it.
         step_hook: `module:name` of what makes the step hook; set by the engine.
         load_format: `auto`, or `dummy` for random weights (benchmarks).
@@ -48,6 +50,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     weight_version: int = 0
     manager: str = ""
     pool: str = ""
+    share_weights: bool = True
     hidden: bool = False
     step_hook: str = ""
     load_format: str = "auto"

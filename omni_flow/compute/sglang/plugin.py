@@ -10,10 +10,20 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 from omni_flow.compute.errors import HookFailed, KernelMissing
-from omni_flow.compute.sglang import allocator, batch_sampling, buffers, cache, cpu_fixes, fixed_rows, takeover
+from omni_flow.compute.sglang import (
+    allocator,
+    batch_sampling,
+    buffers,
+    cache,
+    cpu_fixes,
+    fixed_rows,
+    shared_weights,
+    takeover,
+)
 
 VERSION: Final = "0.5.17"
 SAMPLER: Final = "pytorch"
+PREFILL_GRAPHS: Final = "DeepseekV2ForCausalLM"
 
 
 def hooks() -> list[tuple[str, str, Callable[..., Any]]]:
@@ -25,6 +35,7 @@ def hooks() -> list[tuple[str, str, Callable[..., Any]]]:
         (kv + "kv_cache_configurator.KVCacheConfigurator._profile_available_bytes", "AROUND", buffers.profile_bytes),
         (kv + "allocation.alloc_for_extend", "BEFORE", allocator.remember_batch),
         (kv + "allocation.alloc_for_decode", "BEFORE", allocator.remember_batch),
+        ("sglang.srt.model_loader.loader.get_model_loader", "AROUND", shared_weights.wrap_loader),
         *batch_sampling.hooks(),
         *fixed_rows.hooks(),
     ]
@@ -63,6 +74,18 @@ def register() -> None:
     register_sampler_backend(SAMPLER, batch_sampling.make_sampler)
     if takeover.current().cpu:
         cpu_fixes.register()
+    else:
+        allow_prefill_graphs()
+
+
+def allow_prefill_graphs() -> None:
+    """Let DeepSeek-V2 replay captured prefills over a cached prefix. SGLang lists the models that keep to absorbed
+    attention while a prefill is captured; over its triton attention DeepSeek-V2 does and is not on the list."""
+    from sglang.srt.configs import model_config
+
+    listed = model_config.mla_breakable_cuda_graph_supported_model_archs
+    if PREFILL_GRAPHS not in listed:
+        listed.append(PREFILL_GRAPHS)
 
 
 def verify(scheduler: Any) -> None:

@@ -11,18 +11,19 @@ import socket
 import sys
 import uuid
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from omni_flow.compute.checkpoint import check_tensors, checkpoint_revision, read_config
 from omni_flow.compute.errors import BadRequest, ComputeError
 from omni_flow.compute.kv_layout import kv_layout
-from omni_flow.compute.sglang import step_hook, takeover
+from omni_flow.compute.sglang import plugin, step_hook, takeover
 from omni_flow.compute.sglang.config import EngineConfig, server_arguments
 from omni_flow.compute.sglang.loading import Loader
 from omni_flow.compute.sglang.pages import LOT, Fence, PageBook
 from omni_flow.compute.sglang.pagesource import LocalPages, PoolPages
+from omni_flow.compute.sglang.shared_weights import SharedWeights
 from omni_flow.compute.sglang.wire import Inlet, Ready, Refused
 from omni_flow.data.arena import Arena
 from omni_flow.data.client import MemoryManagerClient
@@ -30,6 +31,9 @@ from omni_flow.data.device_arena import DeviceArena
 from omni_flow.data.errors import DataError
 from omni_flow.data.identity import Namespace
 from omni_flow.models.families import family_of
+
+SHAPING: Final = ("attention_backend", "moe_runner_backend", "quantization", "dtype")
+"""Arguments of SGLang that decide what weights look like once they are loaded."""
 
 
 def namespace_of(config: EngineConfig) -> Namespace:
@@ -80,15 +84,21 @@ def _takeover(config: EngineConfig) -> takeover.Takeover:
     def connect() -> MemoryManagerClient:
         return MemoryManagerClient(config.manager, name=f"loader of engine {os.getpid()}")
 
+    namespace = namespace_of(config)
+    weights = None
+    if config.share_weights and (config.revision or config.load_format != "dummy"):
+        layout = [f"{name}={value}" for name, value in sorted(server_arguments(config).items()) if name in SHAPING]
+        weights = SharedWeights(client, namespace, [plugin.VERSION, config.device, *layout], info.l1_device)
     return takeover.Takeover(
         PageBook(PoolPages(client, config.pool, quota)),
         config.page_size,
-        namespace_of(config),
+        namespace,
         cpu,
         view,
         info.l1_pages,
         pool_page_bytes=info.page_bytes,
         loader=Loader(connect, config.pool) if info.l2_pages or info.l3 else None,
+        weights=weights,
     )
 
 
@@ -125,11 +135,10 @@ def start(config: EngineConfig, inlet: Inlet) -> Any:
         from omni_flow.compute.sglang.shim import prepare_cpu
 
         prepare_cpu()
-    os.environ["SGLANG_PLUGINS"] = "omni_flow"
+    # plugins that somebody named stay; without a list SGLang would load every plugin there is
+    os.environ["SGLANG_PLUGINS"] = ",".join(filter(None, (os.environ.get("SGLANG_PLUGINS"), "omni_flow")))
     import torch
     from sglang.srt.plugins import load_plugins
-
-    from omni_flow.compute.sglang import plugin
 
     if config.threads:
         torch.set_num_threads(config.threads)
