@@ -16,7 +16,7 @@ import uvloop
 
 from omni_flow.cli import target
 from omni_flow.cli.command import Debug, guarded, stderr
-from omni_flow.cli.errors import ExitCode, UserError
+from omni_flow.cli.errors import ExitCode, UserError, did_you_mean
 from omni_flow.cli.flags import read_replicas
 from omni_flow.cli.target import Target
 from omni_flow.control.compiled import CompiledGraph
@@ -128,7 +128,7 @@ def serve(
         raise UserError(str(error)) from error
     except OSError as error:
         raise UserError(f"{api_keys_file}: {error.strerror}", "make keys with `omni-flow key NAME`") from error
-    counts = [read_replicas(compiled, _for_graph(compiled, replicas or [])) for compiled in graphs]
+    counts = _for_graphs(graphs, replicas or [])
     settings = _settings(
         max_body_bytes=max_body_mb * 2**20,
         rate_per_s=rate,
@@ -143,39 +143,23 @@ def serve(
         for line in plan(graphs, endpoints, counts, len(keys), settings, f"http://{host}:{port}", max_requests):
             typer.echo(line)
         return
+    server_module = _server_module()
     from omni_flow.control.runtime.gateway import Limits
     from omni_flow.serve.logs import set_up
-    from omni_flow.serve.server import Server, Serving, serve_until_signal
 
     set_up(log_level, as_json=log_json)
+    limits = Limits(max_requests=max_requests)
+    serving = []
+    for each, stated, count in zip(found, endpoints, counts, strict=True):
+        options: dict[str, Any] = {"processes": not one_process, "replicas": count, "limits": limits}
+        if not one_process:
+            options |= {"target": each.place, "log_level": log_level.upper(), "on_event": _say}
+        serving.append(server_module.Serving(each.graph, stated, options))
     try:
-        server = Server(
-            [
-                Serving(
-                    each.graph,
-                    stated,
-                    {
-                        "processes": not one_process,
-                        "replicas": count,
-                        "target": None if one_process else each.place,
-                        "limits": Limits(max_requests=max_requests),
-                        "log_level": log_level.upper(),
-                        "on_event": _say,
-                    }
-                    if not one_process
-                    else {"processes": False, "replicas": count, "limits": Limits(max_requests=max_requests)},
-                )
-                for each, stated, count in zip(found, endpoints, counts, strict=True)
-            ],
-            settings,
-            keys,
-            host,
-            port,
-        )
-
+        server = server_module.Server(serving, settings, keys, host, port)
         spans = _tracing() if otel else None
 
-        def ready(server: Server) -> None:
+        def ready(server: Any) -> None:
             if spans is not None:
                 server.state.book.every_timeline = True
                 server.state.book.on_end.append(spans)
@@ -183,11 +167,29 @@ def serve(
                 out.print(line)
             out.print(f"ready at {server.url} (page: {server.url}/)")
 
-        uvloop.run(serve_until_signal(server, ready))
+        uvloop.run(server_module.serve_until_signal(server, ready))
     except LaunchError as error:
         raise UserError(str(error), code=ExitCode.FAILED) from error
     except OSError as error:
         raise UserError(f"{host}:{port}: {error.strerror}", "choose another --port") from error
+
+
+def _server_module() -> Any:
+    """Raises UserError without the extra."""
+    try:
+        from omni_flow.serve import server
+    except ImportError as error:
+        raise UserError(f"serving needs {error.name}", "pip install 'omni-flow[serve]'") from error
+    return server
+
+
+def _terminal() -> Any:
+    """Raises UserError without the extra."""
+    try:
+        from omni_flow.serve import terminal
+    except ImportError as error:
+        raise UserError(f"this needs {error.name}", "pip install 'omni-flow[client]'") from error
+    return terminal
 
 
 def _tracing() -> Any:
@@ -203,9 +205,16 @@ def _say(line: str) -> None:
     logging.getLogger("omni_flow.deploy").info("%s", line)
 
 
-def _for_graph(graph: CompiledGraph, given: Sequence[str]) -> list[str]:
-    """Those `ROLE=N` that are of this graph; all of them if its role is of no graph, so that the error is said."""
-    return [g for g in given if g.partition("=")[0] in graph.roles] or [g for g in given if "=" not in g]
+def _for_graphs(graphs: Sequence[CompiledGraph], given: Sequence[str]) -> list[dict[str, int]]:
+    """How many replicas of which roles, for each graph. Raises UserError for a role that no graph has."""
+    roles = {role for graph in graphs for role in graph.roles}
+    for text in given:
+        if text.partition("=")[0] not in roles:
+            raise UserError(f"--replicas {text}: no such role", did_you_mean(text.partition("=")[0], roles))
+    return [
+        dict(read_replicas(graph, [text for text in given if text.partition("=")[0] in graph.roles]))
+        for graph in graphs
+    ]
 
 
 def _settings(url_hosts: tuple[str, ...], **options: Any) -> Any:
@@ -273,9 +282,7 @@ def top(
     debug: Debug = False,
 ) -> None:
     """Watch a server: roles, replicas, interfaces, edges and requests, once a second until ^C."""
-    from omni_flow.serve import terminal
-
-    terminal.top(url, api_key, once, as_json)
+    _terminal().top(url, api_key, once, as_json)
 
 
 @guarded
@@ -287,6 +294,4 @@ def trace(
     debug: Debug = False,
 ) -> None:
     """Show what ran when in one request of a server, and where."""
-    from omni_flow.serve import terminal
-
-    terminal.trace(request, url, api_key, as_json)
+    _terminal().trace(request, url, api_key, as_json)

@@ -48,10 +48,15 @@ class Server:
         host: str = "127.0.0.1",
         port: int = 0,
     ) -> None:
-        """Starts the nurseries of the deployments: best before there are threads. Raises LaunchError, MappingError."""
+        """Starts the nurseries of the deployments: best before there are threads.
+
+        Raises OSError, LaunchError, MappingError.
+        """
         self.settings = settings or Settings()
         self._keys = list(keys)
         self._host, self._port = host, port
+        if port:
+            self._listen().close()  # better found out before anything is started
         self._compiled: list[tuple[CompiledGraph, AsyncDeployment, Sequence[Endpoint]]] = []
         for each in serving:
             compiled = each.graph.compile()

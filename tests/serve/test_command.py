@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -106,17 +107,21 @@ def test_a_dry_run_shows_the_plan_and_starts_nothing(graph: Path) -> None:
 
 def test_what_cannot_be_served_is_said_in_words(graph: Path, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("nonsense\n")
+    taken = socket.create_server(("127.0.0.1", 0))
     (tmp_path / "bad.py").write_text(GRAPH.replace('out_text="word"', 'out_text="nope"'))
     for args, part in (
         ((graph, "--api-keys-file", tmp_path / "keys"), "keys:1: no key"),
         ((tmp_path / "bad.py",), "no such output"),
         ((tmp_path / "nowhere",), "no such file"),
         ((graph, "--log-level", "loud"), "--log-level loud"),
+        ((graph, "--replicas", "wrods=2"), "did you mean words?"),
+        ((graph, "--port", taken.getsockname()[1]), "choose another --port"),
     ):
         done = run("serve", *args)
         assert done.returncode == 2
         assert part in done.stderr.replace("\n", " ")
         assert "Traceback" not in done.stderr
+    taken.close()
 
 
 def test_it_says_what_is_ready_and_ends_cleanly_on_a_signal(served: Served) -> None:

@@ -34,7 +34,7 @@ def test_every_flag_and_record_of_the_page_exists() -> None:
     command = get_command(app)
     flags = {f for c in command.commands.values() for p in c.params for f in (*p.opts, *p.secondary_opts)}  # type: ignore[attr-defined]
     for flag in re.findall(r"`(--[a-z-]+)", PAGE):
-        assert flag in flags or flag in ("--json", "--minutes"), flag
+        assert flag in flags or flag in ("--json", "--minutes", "--ray"), flag
     for name, fields in re.findall(r"^\| `([A-Z]\w+)` \|[^|]*\|([^\n]*)$", PAGE, re.MULTILINE):
         record = getattr(endpoints, name)
         for field in re.findall(r"`(\w+)`", fields):
