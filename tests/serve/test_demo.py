@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import subprocess
@@ -12,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
+import soundfile
+import soxr
 
 from .test_command import Served
 
@@ -48,6 +52,29 @@ def test_python_hears_the_answer(demo: Served, tmp_path: Path) -> None:
     assert "Paris" in said
     with wave.open(str(tmp_path / "answer.wav")) as sound:
         assert sound.getnframes() > sound.getframerate()
+
+
+def test_speech_is_answered_by_speech_over_the_realtime_api(demo: Served) -> None:
+    samples, rate = soundfile.read(DEMO / "samples" / "question.wav", dtype="float32")
+    spoken = (soxr.resample(samples, rate, 24_000) * 32767).astype("<i2").tobytes()
+    base = demo.url.replace("http", "ws") + "/v1"
+    client = openai.OpenAI(base_url=f"{demo.url}/v1", websocket_base_url=base, api_key="none")
+    with client.realtime.connect(model="voice_vision_chat") as conversation:
+        conversation.session.update(session={"type": "realtime", "audio": {"input": {"turn_detection": None}}})
+        conversation.input_audio_buffer.append(audio=base64.b64encode(spoken).decode())
+        conversation.input_audio_buffer.commit()
+        conversation.response.create()
+        heard, sound = "", 0
+        for event in conversation:
+            if event.type == "conversation.item.input_audio_transcription.completed":
+                heard = event.transcript
+            elif event.type == "response.output_audio.delta":
+                sound += len(base64.b64decode(event.delta))
+            elif event.type == "response.done":
+                assert event.response.status == "completed"
+                break
+    assert len(heard) > 5
+    assert sound > 2 * 24_000
 
 
 def test_a_chat_without_sound_does_not_wait_for_the_voice(demo: Served) -> None:
