@@ -54,6 +54,35 @@ def test_importing_control_or_data_brings_no_torch(layer: str) -> None:
     assert result.stdout == "False\n"
 
 
+def test_data_is_imported_without_the_control_flow_and_control_without_data() -> None:
+    code = """
+import sys
+import omni_flow.LAYER
+print(sorted(name for name in sys.modules if name.startswith("omni_flow.OTHER")))
+"""
+    for layer, other in (("data", "control"), ("control", "data"), ("data.launch", "control"), ("refs", "control")):
+        filled = code.replace("LAYER", layer).replace("OTHER", other)
+        result = subprocess.run([sys.executable, "-c", filled], capture_output=True, text=True, timeout=60, check=False)
+        assert (result.stdout, result.stderr) == ("[]\n", ""), layer
+
+
+def test_the_public_names_are_there_though_nothing_is_imported_before_their_use() -> None:
+    code = """
+import omni_flow, sys
+assert not [name for name in sys.modules if name.startswith("omni_flow.")]
+assert set(omni_flow.__all__) <= set(dir(omni_flow))
+assert set(omni_flow.__all__) == set(omni_flow._HOME)
+for name in omni_flow.__all__:
+    assert getattr(omni_flow, name) is getattr(omni_flow, name)
+try:
+    omni_flow.Grpah
+except AttributeError as error:
+    print(error)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (result.stdout, result.stderr) == ("module 'omni_flow' has no attribute 'Grpah'\n", "")
+
+
 def test_the_command_starts_without_any_extra() -> None:
     code = """
 import sys
