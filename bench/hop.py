@@ -19,11 +19,14 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import hop_roles
+import numpy as np
 import uvloop
 
 import omni_flow
 from omni_flow.control.runtime.client import AsyncSession
 from omni_flow.control.runtime.inprocess import InProcess
+
+SIZES = {"64kib": 64 << 10, "1mib": 1 << 20, "16mib": 16 << 20}
 
 Samples = dict[str, list[float]]
 
@@ -37,6 +40,26 @@ async def request_us(session: Any) -> float:
 
 async def p50_us(session: Any, requests: int) -> float:
     return statistics.median([await request_us(session) for _ in range(requests)])
+
+
+async def array_p50_us(session: Any, array: np.ndarray[Any, Any], requests: int) -> float:
+    """Median of requests that carry an array, in microseconds."""
+    times = []
+    for _ in range(requests):
+        begun = time.perf_counter()
+        await (await session.submit(x=array)).result()
+        times.append((time.perf_counter() - begun) * 1e6)
+    return statistics.median(times)
+
+
+def memcpy_us(source: np.ndarray[Any, Any], target: np.ndarray[Any, Any], rounds: int = 15) -> float:
+    """Floor: one copy between two arrays of this process, warm."""
+    times = []
+    for _ in range(rounds):
+        begun = time.perf_counter()
+        np.copyto(target, source)
+        times.append((time.perf_counter() - begun) * 1e6)
+    return statistics.median(times)
 
 
 async def throughput(session: Any, clients: int, each: int) -> float:
@@ -101,6 +124,9 @@ async def measure(rounds: int) -> Samples:
         one, four = await launch(hop_roles.chain(1)), await launch(hop_roles.chain(4))
         diamond, paced = await launch(hop_roles.diamond()), await launch(hop_roles.paced())
         burst, held = await launch(hop_roles.burst()), await launch(hop_roles.held())
+        copied = [await launch(hop_roles.arrays(length)) for length in (1, 4)]
+        placed = [await launch(hop_roles.arrays(length, hop_roles.InPlace)) for length in (1, 4)]
+        copying, placing = [app.session() for app in copied], [app.session() for app in placed]
         inproc = []
         for length in (1, 4):
             app = InProcess(hop_roles.chain(length).compile())
@@ -138,7 +164,28 @@ async def measure(rounds: int) -> Samples:
         async def cancels() -> None:
             note("cancel_free_ms", statistics.median([await cancel_ms(held, sessions["held"]) for _ in range(10)]))
 
-        figures: list[Callable[[], Awaitable[None]]] = [hops, inproc_hops, load, diamonds, chunks, bursts, cancels]
+        async def array_hops() -> None:
+            for name, nbytes in SIZES.items():
+                source, target = np.zeros(nbytes, np.uint8), np.ones(nbytes, np.uint8)
+                short, long = [await array_p50_us(s, source, 12) for s in copying]
+                hop, floor = (long - short) / 3, memcpy_us(source, target)
+                note(f"hop_{name}_us", hop)
+                note(f"floor_memcpy_{name}_us", floor)
+                note(f"hop_{name}_ratio", hop / (samples["hop_header_us"][-1] + floor))
+            source = np.zeros(SIZES["16mib"], np.uint8)
+            short, long = [await array_p50_us(s, source, 12) for s in placing]
+            note("hop_inplace_us", (long - short) / 3)
+
+        figures: list[Callable[[], Awaitable[None]]] = [
+            hops,
+            inproc_hops,
+            load,
+            diamonds,
+            chunks,
+            bursts,
+            cancels,
+            array_hops,
+        ]
         for _ in range(rounds):
             for figure in figures:
                 await figure()

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from omni_flow import Graph, collect, count, last, stream
+from omni_flow import Context, Graph, Tensor, collect, count, last, stream
 
 CHUNK = 4096
 STAMP = struct.Struct("<d")
@@ -22,6 +22,13 @@ class Identity:
 
     async def join(self, a: Any, b: Any) -> Any:
         return a
+
+
+class InPlace:
+    """Answers an array with another of its size, computed where its reader will find it."""
+
+    async def run(self, ctx: Context, x: Any) -> Any:
+        return ctx.empty(x.shape, x.dtype)
 
 
 class Source:
@@ -70,6 +77,16 @@ def chain(length: int) -> Graph:
     field = graph.placeholder("x", int)
     for k in range(length):
         field = graph.role(f"e{k}", Identity).interface("run", inputs=[[{"x": field}]], outputs=["y"]).y
+    graph.output(y=field)
+    return graph
+
+
+def arrays(length: int, cls: type = Identity) -> Graph:
+    """`length` roles in a row that hand an array on: `Identity` copies it in at each hop, `InPlace` does not."""
+    graph = Graph(f"arrays{length}")
+    field = graph.placeholder("x", Tensor())
+    for k in range(length):
+        field = graph.role(f"e{k}", cls).interface("run", inputs=[[{"x": field}]], outputs=["y"]).y
     graph.output(y=field)
     return graph
 

@@ -27,12 +27,13 @@ UNFAILED: Final = 1 << 62
 class Node:
     """A prefix and what is known under it.
 
-    `cells[slot]` is the decided fact of each slot whose scope ends here (WAITING until then), `joins` hold those that
-    gather. `count`, `torn`: the end of the source that numbers the children, once known. `low`: all numbers below it
-    are done; `done`: the other done numbers; `closed`: how many in all; `mine`: how many there are on this share, once
-    asked for (-1 before). `ordering`: its children are being run or failed in order right now. `failed`: the lowest number that failed, for
-    `ordered`. `state` is that of a bucket: 0 (not open), OPEN, READY, RUNNING; `verdict` the group that decided,
-    `activation` what runs. `above` are the nodes from the root to the parent.
+    `cells[slot]` is the decided fact of each slot whose scope ends here (WAITING until then), `joins` hold those
+    that gather. `count`, `torn`: the end of the source that numbers the children, once known. `low`: all numbers
+    below it are done; `done`: the other done numbers; `closed`: how many in all; `mine`: how many there are on this
+    share, once asked for (-1 before). `ordering`: its children are being run or failed in order right now.
+    `failed`: the lowest number that failed, for `ordered`. `state` is that of a bucket: 0 (not open), OPEN, READY,
+    RUNNING; `verdict` the group that decided, `activation` what runs. `above` are the nodes from the root to the
+    parent.
     """
 
     __slots__ = ("above", "accounts", "activation", "cells", "children", "closed", "count", "done", "failed", "joins",

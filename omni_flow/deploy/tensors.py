@@ -7,6 +7,7 @@ once, when it is given. Readers map the same memory read-only.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 import weakref
@@ -29,7 +30,7 @@ log = logging.getLogger("omni_flow.tensors")
 RETRY_S = 0.2
 """How long a process goes on without a memory manager before it looks for one again."""
 
-WARM_BYTES = 64 << 20
+WARM_BYTES = 256 << 20
 """How much of the arena each process maps in at once; the pool hands out low addresses first."""
 
 
@@ -77,7 +78,7 @@ class ArenaTensors:
         """
         kind = np.dtype(dtype)
         sizes = (shape,) if isinstance(shape, int) else tuple(shape)
-        buffer = self._alloc(int(np.prod(sizes, dtype=np.int64)) * kind.itemsize)
+        buffer = self._alloc(math.prod(sizes) * kind.itemsize)
         if buffer is None:
             return np.empty(sizes, kind)
         array = buffer.numpy(sizes, kind)
@@ -120,13 +121,13 @@ class ArenaTensors:
             buffer = self._take_made(array.__array_interface__["data"][0], array.nbytes)
             if buffer is not None:
                 self.in_place += 1
-                return ArenaPlaced(self, buffer, array.dtype.name, array.shape)
+                return ArenaPlaced(self, buffer, _name(array.dtype), array.shape)
         buffer = self._alloc(array.nbytes)
         if buffer is None:
             return None
         np.copyto(buffer.numpy(array.shape, array.dtype), array)
         self.copied += 1
-        return ArenaPlaced(self, buffer, array.dtype.name, array.shape)
+        return ArenaPlaced(self, buffer, _name(array.dtype), array.shape)
 
     def _place_torch(self, tensor: Any) -> Placed | None:
         if tensor.device.type != "cpu":
@@ -203,6 +204,17 @@ class ArenaTensors:
             self._made.clear()
             self._client = self._temp = None
             self._retry_at = float("inf")
+
+
+def _name(dtype: np.dtype[Any]) -> str:
+    """The name of a type; numpy works it out anew each time."""
+    name = _names.get(dtype)
+    if name is None:
+        name = _names[dtype] = dtype.name
+    return name
+
+
+_names: dict[np.dtype[Any], str] = {}
 
 
 def _map_in(maps: Maps) -> None:

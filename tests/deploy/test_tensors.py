@@ -89,6 +89,13 @@ def temp_of(app: Any) -> dict[str, int | float]:
     return {k: v for k, v in stats.items() if k.startswith("temp_")}
 
 
+async def all_running(app: Any) -> None:
+    """Until each replica runs something; asking takes its time."""
+    async with asyncio.timeout(20):
+        while min(held["running"] for held in (await app.census()).values()) == 0:
+            pass
+
+
 async def slots_left(app: Any, ordinary: float) -> float:
     """How many published slots there are once frees under way are done; magazines hold up to `ordinary` others."""
     left = 0.0
@@ -170,8 +177,7 @@ def test_a_cancelled_request_gives_back_what_its_readers_held() -> None:
             before = await slots_left(app, 0)
             for _ in range(3):
                 request = await app.submit(n=100)
-                while min(h["running"] for h in (await app.census()).values()) == 0:
-                    await asyncio.sleep(0.005)
+                await all_running(app)
                 assert await request.cancel()
             assert await slots_left(app, 16) <= max(16, before)
 
@@ -183,8 +189,7 @@ def test_a_killed_reader_leaves_nothing_in_the_pool() -> None:
         events = Events()
         async with deployed(streamed(Holds, "hold"), events, credit=8) as app:
             request = await app.submit(n=100)
-            while min(h["running"] for h in (await app.census()).values()) == 0:
-                await asyncio.sleep(0.005)
+            await all_running(app)
             os.kill(pid_of(app, "read0/0"), signal.SIGKILL)
             with pytest.raises(RequestFailed):
                 await request.result()

@@ -303,7 +303,7 @@ class LiveRequest(Outbox):
             self._timer.cancel()
         self.gateway.finished(self)
         self._request.leave()
-        self.node.values.settle(self.spilled)
+        self.node.settle(self)
         for waiter in self._credit.values():
             if not waiter.done():
                 waiter.set_result(None)

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from omni_flow.control.runtime.gateway import Gateway
     from omni_flow.control.runtime.replica import Replica
 
+SETTLE_S = 0.25
+"""How long placed arrays of requests that are over are gathered before the data plane is told of them."""
+
 OnControl = Callable[[str, Any], None]
 """Called with (sender's address, packet of membership)."""
 
@@ -105,6 +108,7 @@ class Node:
 
     async def close(self) -> None:
         """Send what is queued and close the transport."""
+        self.values.settle_now()
         self.flush()
         await self.transport.close()
 
@@ -260,6 +264,11 @@ class Node:
                         )
                 else:
                     self.transport.send(address, [item])
+
+    def settle(self, box: Outbox) -> None:
+        """The request of a party is over: what it placed in the data plane is free once its readers are done."""
+        if box.spilled and self.values.settle(box.spilled):
+            self.loop.call_later(SETTLE_S, self.values.settle_now)
 
     # ---- state ----------------------------------------------------------------------------------------------
 

@@ -141,7 +141,7 @@ class Replica:
                 if not running.method.asynchronous:
                     self.node.loop.call_later(self.grace_s, self._check_stuck, running)
         party.shares = {}
-        self.node.values.settle(party.spilled)
+        self.node.settle(party)
         if self.node.retiring and not self.parties:
             self.node.retired()
 

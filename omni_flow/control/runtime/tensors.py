@@ -92,11 +92,11 @@ class Leased:
 
     __slots__ = ("_gone", "_held", "data")
 
-    def __init__(self, data: bytes, tensors: Tensors | None) -> None:
+    def __init__(self, data: bytes, refs: Sequence[TensorRef], tensors: Tensors | None) -> None:
         self.data = data
         self._held: dict[TensorRef, Taken] = {}
         self._gone = ""
-        for ref in _refs_in(data):
+        for ref in refs:
             if tensors is None:
                 self._gone = f"{ref.nbytes} bytes lie on node {ref.node}, but this process has no memory manager"
                 continue
@@ -120,31 +120,24 @@ class _Decoding(threading.local):
     """What the payload that this thread decodes holds. A codec is in a cycle with itself, so it must not own any."""
 
     held: dict[TensorRef, Taken] | None = None
-    seen: list[TensorRef] | None = None
 
 
 _decoding = _Decoding()
 
 
 def _fetch(ref: TensorRef, torch: bool) -> Any:
-    assert _decoding.held is not None
-    return _decoding.held[ref].array(torch)
-
-
-def _note(ref: TensorRef, torch: bool) -> None:
-    assert _decoding.seen is not None
-    _decoding.seen.append(ref)
+    held = _decoding.held
+    if held is None or ref not in held:
+        raise MalformedPayload(f"the payload refers to an array at {ref.offset} that did not come with it")
+    return held[ref].array(torch)
 
 
 _over_held = Codec(fetch=_fetch)
-_noting = Codec(fetch=_note)
 
 
-def _refs_in(data: bytes) -> list[TensorRef]:
-    """The references in a payload. Raises MalformedPayload."""
-    seen = _decoding.seen = []
-    try:
-        _noting.decode(data)
-    finally:
-        _decoding.seen = None
-    return seen
+def ref_of(item: Sequence[Any]) -> TensorRef:
+    """A reference as it comes in a message. Raises TypeError or ValueError."""
+    tag, node, arena, offset, nbytes, generation, dtype, shape = item
+    if tag != "t":
+        raise ValueError(f"not a reference to an array: {item!r:.80}")
+    return TensorRef(node, arena, offset, nbytes, generation, dtype, tuple(shape))

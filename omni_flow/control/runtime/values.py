@@ -1,7 +1,7 @@
 """Payloads: how the values of a field lie in messages, and how an interface's inputs come out of them.
 
-Between processes a payload is bytes, encoded once at the producer whatever the number of readers; large arrays may lie in
-the data plane instead (`tensors.py`). Where all of a graph lives in one process it is a `Local`, the value itself.
+Between processes a payload is bytes, encoded once at the producer whatever the number of readers; large arrays may lie
+in the data plane instead (`tensors.py`). Where all of a graph lives in one process it is a `Local`, the value itself.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class Values:
         self.codec = Codec()
         self._spilling = Codec(spill=self._place)
         self._placed: list[Placed] = []
+        self._settling: list[TensorRef] = []
 
     def encode(self, value: Any, type_: Type | None, interface: str, field: str, spill: bool = True) -> tuple[Any, int]:
         """The payload of a value and its size in bytes; ABSENT stays what it is.
@@ -102,13 +103,20 @@ class Values:
         value = message.value
         if type(value) is not Spilled:
             return message
-        leased = Leased(value.sending(), self.tensors)
+        leased = Leased(value.sending(), value.refs, self.tensors)
         return Message(message.kind, message.ref, message.path, message.number, leased)
 
-    def settle(self, spilled: Collection[TensorRef]) -> None:
-        """Arrays placed for a request that is over."""
-        if spilled and self.tensors is not None:
-            self.tensors.settle(list(spilled))
+    def settle(self, spilled: Collection[TensorRef]) -> bool:
+        """Arrays placed for a request that is over. True: call `settle_now` in a while, so that many go in one call."""
+        first = not self._settling and bool(spilled)
+        self._settling += spilled
+        return first
+
+    def settle_now(self) -> None:
+        """Tell the data plane of all that was settled since the last time."""
+        settling, self._settling = self._settling, []
+        if settling and self.tensors is not None:
+            self.tensors.settle(settling)
 
 
 class Inputs:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from omni_flow.control.facts import ACK, END, FAILED, VALUE, Failure, Message
-from omni_flow.control.runtime.tensors import Leased, Spilled, Tensors
+from omni_flow.control.runtime.tensors import Leased, Spilled, Tensors, ref_of
 
 GATEWAY_ROLE: Final = -1
 """`Envelope.role` of what goes to the request's gateway."""
@@ -151,7 +151,7 @@ def decode_head(data: bytes) -> Head:
 class BatchCodec:
     """The codec of the transports. `tensors`: where arrays lie that messages refer to.
 
-    A payload is bytes; one that refers to arrays is a list of its bytes, so that it is known on arrival.
+    A payload is bytes; one that refers to arrays is a list of its bytes and the references.
     """
 
     def __init__(self, tensors: Tensors | None = None) -> None:
@@ -168,7 +168,8 @@ class BatchCodec:
                     kind = message.kind
                     if kind == VALUE:
                         if type(message.value) is list:
-                            message.value = Leased(message.value[0], self._tensors)
+                            data, *refs = message.value
+                            message.value = Leased(data, [ref_of(r) for r in refs], self._tensors)
                     elif kind == FAILED or (kind == END and type(message.value) is list):
                         message.value = Failure(*message.value)
                     elif kind == ACK:
@@ -177,7 +178,7 @@ class BatchCodec:
         return batch
 
 
-def _sending(value: Any) -> list[bytes]:
+def _sending(value: Any) -> list[Any]:
     if type(value) is Spilled:
-        return [value.sending()]
+        return [value.sending(), *value.refs]
     raise TypeError(f"{type(value).__name__} is no payload")

@@ -90,6 +90,7 @@ class Slow:
     """Runs until it is cancelled, and says so."""
 
     cancelled = threading.Semaphore(0)
+    polling = threading.Event()
 
     async def wait(self, x: Any) -> Any:
         try:
@@ -105,6 +106,7 @@ class Slow:
             k += 1
 
     def polls(self, ctx: Context, x: Any) -> Any:
+        Slow.polling.set()
         while not ctx.cancelled:
             time.sleep(0.001)
         Slow.cancelled.release()

@@ -197,6 +197,7 @@ def test_cancelling_a_request_cancels_async_and_plain_methods() -> None:
         Slow.cancelled = threading.Semaphore(0)
         async with deployed(graph) as app:
             request = await AsyncSession(app.gateway).submit(x=1)
+            assert await asyncio.to_thread(Slow.polling.wait, 10)
             seen = []
             async for name, value in request:
                 seen.append((name, value))
