@@ -356,3 +356,25 @@ def test_targets_of_a_lost_mover_are_not_used_again_while_its_process_lives(mana
             client.wait_end(0.01)
         assert held & set(take_all()[1].tolist())
         disk.close()
+
+
+@pytest.mark.long
+def test_a_mover_that_ignores_the_end_of_its_job_is_replaced(manager: Make) -> None:
+    def pid_of_mover() -> int:
+        return next((row["pid"] for row in client.inspect() if row["role"] == "mover"), 0)
+
+    with manager(pools=(SPEC,), movers=(("copy",),)).client() as client:
+        wait_for_mover(client)
+        stopped = pid_of_mover()
+        os.kill(stopped, signal.SIGSTOP)
+        fill(client, keys(100))
+        while pid_of_mover() in (0, stopped):
+            assert not client.wait_end(0.2)
+        while client.stats()["pool_jobs_orphaned/kv"]:
+            assert not client.wait_end(0.01)
+        while not client.stats()["pool_demoted/kv"]:
+            fill(client, keys(20))
+        names = keys(100)
+        fill(client, names)
+        assert right_bytes(client, names) == 100
+        assert client.stats()["job_movers_lost"] == 1
