@@ -112,6 +112,10 @@ class TempPool:
     def capacity(self) -> int:
         return self.blocks.size + self.extents.size
 
+    def published(self) -> int:
+        """Slots that have been published and are not free again."""
+        return sum(self._shares(slot) >= 0 for slot in self.slots.values()) + len(self.closing)
+
     def free_bytes(self) -> int:
         return self.blocks.free_bytes + self.extents.free_bytes
 

@@ -134,6 +134,7 @@ class TempService(BaseService):
         numbers["temp_free_bytes"] = pool.free_bytes()
         numbers["temp_largest_free"] = max(pool.blocks.largest_free(), pool.extents.largest_free())
         numbers["temp_slots"] = len(pool.slots)
+        numbers["temp_published"] = pool.published()
         numbers["temp_orphans"] = len(pool.orphans) + len(pool.closing)
         numbers["temp_waiting"] = len(pool.waits) + sum(len(a.own_wait) for a in pool.accounts.values())
         return numbers

@@ -267,6 +267,7 @@ class LiveRequest(Outbox):
         self.spans: list[Span] = []
         self.started = time.monotonic()
         node = gateway.node
+        self.decode = node.values.decode  # no method of this object: what keeps it must not keep the request
         self._request = Request(node.plan, self.counts, info.params, self, node.credit, node.credit_bytes, outputs)
         self._values: deque[tuple[str, Any, Delivered]] = deque()
         self._collect = False
@@ -308,9 +309,6 @@ class LiveRequest(Outbox):
             if not waiter.done():
                 waiter.set_result(None)
         self._wake()
-
-    def decode(self, payload: Any) -> Any:
-        return self.node.values.decode(payload)
 
     # ---- life -----------------------------------------------------------------------------------------------
 

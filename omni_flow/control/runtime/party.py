@@ -141,6 +141,7 @@ class Party(Outbox):
         super().__init__(replica.node, head, info, book)
         self.replica = replica
         self.shares: dict[int, Share] = {}
+        self.decode = self.node.values.decode  # no method of this object: what keeps it must not keep the party
         self.params = SimpleNamespace(**info.params)
         self.deadline = None if info.deadline_s is None else time.monotonic() + info.deadline_s
 
@@ -159,9 +160,6 @@ class Party(Outbox):
 
     def resume(self, share: Share, activation: Activation) -> None:
         self.replica.execution.resume(activation)
-
-    def decode(self, payload: Any) -> Any:
-        return self.node.values.decode(payload)
 
     def report(self, share: Share, interface: Interface, path: Path, error: Exception) -> None:
         place = self.node.plan.show(interface.scope[:-1], path)
