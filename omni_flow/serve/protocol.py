@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from http import HTTPStatus
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -11,8 +12,9 @@ from omni_flow.serve.errors import ApiError
 from omni_flow.serve.http import LINE, Line
 
 
-def protocol(header_s: float, body_s: float) -> type[HttpToolsProtocol]:
-    """A protocol class for `uvicorn.Config(http=...)` that closes connections of clients that take longer."""
+def protocol(header_s: float, body_s: float, most: int) -> type[HttpToolsProtocol]:
+    """A protocol class for `uvicorn.Config(http=...)` that closes connections of clients that take longer,
+    and those above `most`."""
 
     class Patient(HttpToolsProtocol):
         _patience: asyncio.TimerHandle | None = None
@@ -21,6 +23,8 @@ def protocol(header_s: float, body_s: float) -> type[HttpToolsProtocol]:
             self._line = Line()
             super().connection_made(transport)
             self._wait(header_s)
+            if len(self.connections) > most:
+                self._refuse(ApiError(503, f"{most} connections are open, the limit", code="too_many_connections"))
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._rest()
@@ -46,9 +50,13 @@ def protocol(header_s: float, body_s: float) -> type[HttpToolsProtocol]:
 
         def send_400_response(self, msg: str) -> None:
             """What is no HTTP is told so in the form of all other errors."""
-            body = ApiError(400, msg, code="invalid_http").body()
-            head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
-            self.transport.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+            self._refuse(ApiError(400, msg, code="invalid_http"))
+
+        def _refuse(self, error: ApiError) -> None:
+            body = error.body()
+            reason = HTTPStatus(error.status).phrase.encode()
+            head = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\nconnection: close\r\nretry-after: 1\r\n"
+            self.transport.write(head % (error.status, reason) + b"content-length: %d\r\n\r\n" % len(body) + body)
             self.transport.close()
 
         def _wait(self, seconds: float) -> None:

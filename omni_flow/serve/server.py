@@ -108,7 +108,7 @@ class Server:
     async def _serve(self, app: Any, sock: socket.socket) -> None:
         config = uvicorn.Config(
             app,
-            http=protocol(self.settings.header_s, self.settings.body_s),
+            http=protocol(self.settings.header_s, self.settings.body_s, self.settings.max_connections),
             ws="websockets-sansio",
             ws_max_size=self.settings.max_body_bytes,
             log_config=None,
@@ -117,7 +117,6 @@ class Server:
             lifespan="on",
             server_header=False,
             date_header=False,
-            limit_concurrency=self.settings.max_connections,
             timeout_graceful_shutdown=max(1, int(self.settings.drain_s)),
             backlog=2048,
         )

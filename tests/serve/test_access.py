@@ -163,6 +163,21 @@ def test_a_client_that_dawdles_is_cut_off(sent: bytes) -> None:
             assert http.post(URL, json=BODY).status_code == 200
 
 
+def test_connections_above_the_limit_are_told_so() -> None:
+    with hosted(kitchen(), settings=Settings(max_connections=2)) as host:
+        open_ones = [
+            socket.create_connection(("127.0.0.1", int(host.url.rpartition(":")[2])), WAIT_S) for _ in range(3)
+        ]
+        answer = open_ones[2].recv(4096)
+        assert answer.startswith(b"HTTP/1.1 503 Service Unavailable")
+        assert b"too_many_connections" in answer
+        for one in open_ones:
+            one.close()
+        with host.client() as http:
+            answers = (http.get("/health/live") for _ in range(1000))
+            assert next(a for a in answers if a.status_code == 200)
+
+
 def test_overload_is_refused_and_the_server_stays_up(host: Host) -> None:
     from omni_flow import Limits
 
