@@ -14,6 +14,8 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypedDict, Unpack, get_args
 
+import msgspec
+
 from omni_flow.control.compile import DONE
 from omni_flow.control.compiled import CompiledGraph
 from omni_flow.control.graph import Graph
@@ -31,6 +33,7 @@ from omni_flow.deploy.link import NurseryLink
 from omni_flow.deploy.memory import Memory, MemoryProcess
 from omni_flow.deploy.messages import Setup
 from omni_flow.deploy.places import BACKOFF_S, UP, PlaceStatus, RoleStatus
+from omni_flow.deploy.pools import kv_pools, merged
 from omni_flow.deploy.rundir import RunDir
 from omni_flow.deploy.supervisor import Supervisor
 from omni_flow.deploy.tensors import ArenaTensors
@@ -133,7 +136,8 @@ class Options(TypedDict, total=False):
     worker thread may outlive its request, `stall_s`: how long role code may keep an event loop from turning, before
     its replica is started anew. `backoff_s`: waits before the restarts of a replica that dies again and again; after
     one more its place is down. `log_level`: of the workers, whose logs go to standard error. `debug`: tracebacks in
-    LaunchError. `memory`: the arena through which roles hand over large arrays; None: arrays travel in messages.
+    LaunchError. `memory`: the arena through which roles hand over large arrays, and KV pools beside those that role
+    classes ask for (`kv_pools`); None: arrays travel in messages, engines keep their pages to themselves.
     """
 
     replicas: Mapping[str, int] | None
@@ -161,6 +165,10 @@ class LocalLauncher:
         compiled = graph.compile() if isinstance(graph, Graph) else graph
         self._plan = compiled.plan
         self._counts = counts_of(compiled, options.get("replicas"))
+        memory = options.get("memory", Memory())
+        if memory is not None:
+            memory = msgspec.structs.replace(memory, pools=merged(memory.pools, kv_pools(self._plan, self._counts)))
+        self._pools = memory is not None and bool(memory.pools)
         self._options = options
         self._credit = options.get("credit")
         self._transport = options.get("transport", "unix")
@@ -169,8 +177,7 @@ class LocalLauncher:
         self._numbers = itertools.count()
         self._run_dir = RunDir(options.get("run_dir"))
         self._notify = options.get("on_event") or (lambda line: log.info("%s", line))
-        memory = options.get("memory", Memory())
-        wanted = memory is not None and any(may_carry_array(f) for f in self._field_types())
+        wanted = memory is not None and (self._pools or any(may_carry_array(f) for f in self._field_types()))
         self.memory = MemoryProcess(memory, self._run_dir.path, self._notify) if memory and wanted else None
         self._tensors: ArenaTensors | None = None
         self._supervisor = Supervisor(
@@ -208,6 +215,8 @@ class LocalLauncher:
             if self.memory is not None:
                 self._tensors = ArenaTensors(self.memory.address, "gateway")
                 starting = asyncio.create_task(self.memory.start())
+                if self._pools:  # roles connect to their pool while they load
+                    await starting
                 try:
                     await self._start_node()
                 finally:

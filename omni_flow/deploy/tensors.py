@@ -56,6 +56,11 @@ class ArenaTensors:
         self.copied = 0
         self.in_place = 0
 
+    @property
+    def address(self) -> str:
+        """The memory manager's socket, for connections of one's own."""
+        return self._address
+
     def _connected(self) -> TempClient | None:
         """The pool; None while there is no memory manager (asked again after `RETRY_S`). Under the lock."""
         if self._temp is None and time.monotonic() >= self._retry_at:

@@ -53,7 +53,10 @@ class Replica:
         self.execution = Execution(self, int(getattr(factory, "max_threads", 1)))
 
     async def load(self) -> None:
-        """Construct the role and run its `setup` and `warm_up`, off the loop unless they are `async`."""
+        """Construct the role and run its `setup` and `warm_up`, off the loop unless they are `async`.
+
+        What has a parameter `data` gets the memory manager's client, as `ctx.data`; None if there is none.
+        """
         spec = self.role.spec
         if spec.factory is None:
             raise LookupError(f"role {spec.name!r} has no class")
@@ -69,10 +72,11 @@ class Replica:
         method = getattr(self.instance, name, None)
         if method is None:
             return
+        given = {"data": self.data} if "data" in inspect.signature(method).parameters else {}
         if inspect.iscoroutinefunction(method):
-            await method()
+            await method(**given)
         else:
-            await asyncio.to_thread(method)
+            await asyncio.to_thread(method, **given)
 
     # ---- messages -------------------------------------------------------------------------------------------
 

@@ -1,0 +1,78 @@
+"""The KV pools that roles ask for: room adds up over replicas and roles, and one name means one pool."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from omni_flow import Graph, launch
+from omni_flow.data.client import MemoryManagerClient
+from omni_flow.data.kv_pool import PoolSpec
+from omni_flow.deploy.errors import LaunchError
+from omni_flow.deploy.memory import Memory
+from omni_flow.deploy.pools import kv_pools
+
+
+class Pooled:
+    """Asks for a pool of `pages`; its `setup` looks at what there is."""
+
+    def __init__(self, pages: int, size: int = 64) -> None:
+        self.seen: dict[str, int] = {}
+
+    @classmethod
+    def kv_pools(cls, pages: int, size: int = 64) -> list[PoolSpec]:
+        if pages < 1:
+            raise ValueError(f"{pages} pages")
+        return [PoolSpec(name="kv", page_bytes=size, l1_pages=pages)]
+
+    async def setup(self, data: Any) -> None:
+        if data is not None:
+            with MemoryManagerClient(data.address, name="test") as client:
+                self.seen = {pool.name: pool.l1_pages for pool in client.welcome.pools}
+
+    async def look(self, x: int) -> dict[str, int]:
+        return self.seen
+
+
+def graph(**roles: dict[str, Any]) -> Graph:
+    g = Graph("pooled")
+    x = g.placeholder("x", int)
+    g.output(
+        **{
+            name: g.role(name, Pooled, init=init).interface("look", [[x]], ["seen"]).seen
+            for name, init in roles.items()
+        }
+    )
+    return g
+
+
+def test_the_room_of_all_replicas_of_all_roles_adds_up() -> None:
+    plan = graph(a={"pages": 8}, b={"pages": 3}).compile().plan
+    assert kv_pools(plan, {"a": 2, "b": 1}) == (PoolSpec(name="kv", page_bytes=64, l1_pages=19),)
+
+
+def test_two_pools_of_one_name_are_refused_with_both_roles() -> None:
+    with pytest.raises(LaunchError, match=r"role 'b': its pool 'kv' is not that of role 'a'"):
+        launch(graph(a={"pages": 8}, b={"pages": 8, "size": 32}))
+
+
+def test_a_role_that_cannot_say_what_it_needs_is_named() -> None:
+    with pytest.raises(LaunchError, match=r"role 'a': its pools are not known: 0 pages"):
+        launch(graph(a={"pages": 0}))
+
+
+def test_roles_find_their_pool_while_they_load() -> None:
+    with launch(graph(a={"pages": 8}), replicas={"a": 2}) as app:
+        assert app.submit(x=1).result(timeout=20) == {"a": {"kv": 16}}
+
+
+def test_a_pool_that_the_caller_gives_goes_before_what_roles_ask_for() -> None:
+    given = PoolSpec(name="kv", page_bytes=64, l1_pages=99)
+    with launch(graph(a={"pages": 8}), memory=Memory(pools=(given,))) as app:
+        assert app.submit(x=1).result(timeout=20) == {"a": {"kv": 99}}
+
+
+def test_without_memory_a_role_gets_none() -> None:
+    with launch(graph(a={"pages": 8}), memory=None) as app:
+        assert app.submit(x=1).result(timeout=20) == {"a": {}}
