@@ -1,0 +1,46 @@
+"""The prefill role: a question in, its token ids and the first token of the answer out; its KV stays in the pool."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+
+from omni_flow.compute.engine import EndEvent
+from omni_flow.models.deepseek_v2.template import TEMPLATE
+from omni_flow.models.engine_role import EngineRole, Turn
+
+
+class Begun(msgspec.Struct, frozen=True):
+    """An answer that has begun.
+
+    `prompt`: its token ids; with them anybody finds the KV. `first`: the first token of the answer. `seed`: of the
+    draw, so that it goes on as if one role had made it all.
+    """
+
+    prompt: list[int]
+    first: int
+    seed: int
+
+
+class Prefill(EngineRole):
+    """Computes prompts. Args: see `EngineRole`."""
+
+    def __init__(self, model: str, **more: Any) -> None:
+        super().__init__(model, **{"template": TEMPLATE, **more})
+
+    async def begin(self, ctx: Turn, question: str) -> Begun:
+        """Compute the prompt and the first token.
+
+        Raises:
+            PromptTooLong: it does not fit model or pool.
+        """
+        prompt = self.prompt(question)
+        sampling = self.sampling(ctx)
+        first = self.processor.end_id
+        async with aclosing(self.tokens(ctx, prompt, msgspec.structs.replace(sampling, max_tokens=1))) as tokens:
+            async for token in tokens:
+                if not isinstance(token, EndEvent):
+                    first = token
+        return Begun(list(prompt.ids), first, sampling.seed)

@@ -1,0 +1,143 @@
+"""A role with an engine: its pages lie in the deployment's KV pool, its sampling follows the graph's params."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from types import SimpleNamespace
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from omni_flow.compute.checkpoint import read_config
+from omni_flow.compute.engine import EndEvent, Request, TokenEvent, Tokens
+from omni_flow.compute.kv_layout import kv_layout
+from omni_flow.compute.sampling import Sampling
+from omni_flow.compute.sglang.config import EngineConfig
+from omni_flow.compute.sglang.kernel import SGLangEngine
+from omni_flow.compute.sglang.pages import LOT
+from omni_flow.data.kv_pool import PoolSpec
+from omni_flow.models.tokenizer import ChatMessage, Processor
+
+POOL: Final = "kv"
+"""The pool of roles that name none."""
+
+
+class Turn(Protocol):
+    """What a role reads of an activation's context."""
+
+    @property
+    def session(self) -> str | None: ...
+    @property
+    def tenant(self) -> str: ...
+    @property
+    def params(self) -> SimpleNamespace: ...
+    @property
+    def seed(self) -> int: ...
+
+
+class Memory(Protocol):
+    """What a role reads of the memory manager's client."""
+
+    @property
+    def address(self) -> str: ...
+
+
+class EngineRole:
+    """One engine with one model, over the pool that the deployment makes for it (`kv_pools`).
+
+    Roles with equal checkpoints, dtype and page size share their pages, and their weights. Without a memory manager the
+    pages stay in the engine's process.
+
+    Args:
+        model: folder of the checkpoint in its official layout.
+        engine: further fields of `EngineConfig`; `pool` names the pool.
+        sampling: fields of `Sampling`; a param of the graph that is called as a field goes before it.
+        template: chat template where the tokenizer has none.
+        cache_tokens: tokens of KV that the pool keeps for each replica beyond what its engine may hold at once.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        engine: dict[str, Any] | None = None,
+        sampling: dict[str, Any] | None = None,
+        template: str | None = None,
+        cache_tokens: int = 0,
+    ) -> None:
+        self._config = EngineConfig(model=model, **(engine or {}))
+        self._sampling = sampling or {}
+        Sampling(**self._sampling)
+        self._template = template
+        self.cache_tokens = cache_tokens
+        self.engine = SGLangEngine(self._config)
+        self.processor: Processor
+
+    @classmethod
+    def kv_pools(
+        cls, model: str, *, engine: dict[str, Any] | None = None, cache_tokens: int = 0, **more: Any
+    ) -> tuple[PoolSpec, ...]:
+        """The pool that one replica needs: its engine's quota, a lot more for each end of it, and the cache.
+
+        Raises:
+            BadCheckpoint: the folder has no config.json, or not that of a language model.
+        """
+        config = EngineConfig(model=model, **(engine or {}))
+        layout = kv_layout(read_config(model))
+        on_gpu = config.device == "cuda"
+        return (
+            PoolSpec(
+                name=config.pool or POOL,
+                page_bytes=layout.page_bytes(config.page_size, config.dtype),
+                l1_pages=config.max_tokens // config.page_size + 2 * LOT + -(-cache_tokens // config.page_size),
+                padding=1,
+                l1_device=0 if on_gpu else -1,
+                planes=layout.planes if on_gpu else 1,
+            ),
+        )
+
+    async def setup(self, data: Memory | None = None) -> None:
+        """Start the engine and read the tokenizer.
+
+        Raises:
+            ComputeError: what is missing or wrong.
+        """
+        self.processor = Processor(self._config.model, self._template)
+        if data is not None:
+            pool = self._config.pool or POOL
+            self._config = msgspec.structs.replace(self._config, manager=data.address, pool=pool)
+            self.engine = SGLangEngine(self._config)
+        await self.engine.start()
+
+    async def warm_up(self) -> None:
+        """Compute a prompt and two tokens."""
+        prompt = self.processor.chat([{"role": "user", "content": "Hello!"}])
+        async for _ in self.engine.generate(Request(spans=[prompt], sampling=Sampling(max_tokens=2))):
+            pass
+
+    async def close(self) -> None:
+        """End the engine."""
+        await self.engine.close()
+
+    def sampling(self, turn: Turn) -> Sampling:
+        """How the tokens of an activation are chosen: its params, then the role's init; the activation's seed."""
+        given = vars(turn.params)
+        named = {name: given[name] for name in Sampling.__struct_fields__ if given.get(name) is not None}
+        return Sampling(**{"seed": turn.seed, **self._sampling, **named})
+
+    def prompt(self, question: str) -> Tokens:
+        """The prompt for the answer to a question without history."""
+        asked: ChatMessage = {"role": "user", "content": question}
+        return self.processor.chat([asked])
+
+    async def tokens(self, turn: Turn, prompt: Tokens, sampling: Sampling) -> AsyncGenerator[int | EndEvent, None]:
+        """The tokens behind a prompt, then how it ended. Closing ends the computation.
+
+        Raises:
+            PromptTooLong: it does not fit model or pool.
+        """
+        request = Request(spans=[prompt], sampling=sampling, tenant=turn.tenant.encode())
+        async with aclosing(self.engine.generate(request)) as events:
+            async for event in events:
+                yield event.token if isinstance(event, TokenEvent) else event
