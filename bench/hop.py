@@ -13,6 +13,7 @@ import os
 import platform
 import socket
 import statistics
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -189,6 +190,7 @@ async def measure(rounds: int) -> Samples:
         for _ in range(rounds):
             for figure in figures:
                 await figure()
+                print(f"{figure.__name__}: round done", file=sys.stderr)
     return samples
 
 

@@ -66,7 +66,8 @@ class MemoryProcess:
         while True:
             assert self._process is not None
             assert self._life is not None
-            status = await asyncio.to_thread(self._process.wait)
+            await _ended(self._process.pid)
+            status = self._process.wait()
             self._notify(f"the memory manager ended with {status} and is started anew; roles send arrays in messages")
             await asyncio.sleep(RESTART_S)
             try:
@@ -82,8 +83,22 @@ class MemoryProcess:
             self._watch.cancel()
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
-            await asyncio.to_thread(self._process.wait)
+            await _ended(self._process.pid)
+            self._process.wait()
         if self._life is not None:
             for fd in self._life:
                 os.close(fd)
             self._life = None
+
+
+async def _ended(pid: int) -> None:
+    """Wait for the end of a child. By its pidfd: a thread that waits would be one less for everybody else's work."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+    fd = os.pidfd_open(pid)
+    loop.add_reader(fd, lambda: None if ended.done() else ended.set_result(None))
+    try:
+        await ended
+    finally:
+        loop.remove_reader(fd)
+        os.close(fd)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import numpy as np
@@ -219,5 +220,18 @@ def test_a_killed_memory_manager_is_started_anew_and_requests_go_on() -> None:
             for _ in range(3):
                 shared = (await (await app.submit(x=array)).result())["y"]["shared"]
             assert shared
+
+    asyncio.run(body())
+
+
+def test_many_deployments_beside_each_other_do_not_wait_for_one_another() -> None:
+    async def body() -> None:
+        async with AsyncExitStack() as stack:
+            small = Memory(temp_bytes=MIB)
+            apps = [
+                await stack.enter_async_context(deployed(one(Echo, "run", Tensor()), memory=small)) for _ in range(9)
+            ]
+            for app in apps:
+                assert (await (await app.submit(x=np.zeros(4))).result())["y"].shape == (4,)
 
     asyncio.run(body())
