@@ -2,7 +2,7 @@
 
 Each strategy orders the replicas of a role; the order is the list of shares. Activations under streams spread over the
 whole list, an activation outside any stream runs on the first. A stateful role gets a list of one. Strategies look at
-what the gateway knows: its own live requests per replica, and the session.
+what the gateway knows: its own live requests per replica, the session, and the pieces of the inputs.
 """
 
 from __future__ import annotations
@@ -10,17 +10,27 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import ClassVar, Final
 
 import xxhash
+
+from omni_flow.control.runtime.prefixes import Holders, Key, Routed
 
 
 class Balancer(ABC):
     """Orders replica ids for one request of one role."""
 
+    wants_keys: ClassVar[bool] = False
+    """Whether it looks at `keys`; nobody computes them for one that does not."""
+
     @abstractmethod
-    def order(self, replicas: Sequence[str], load: Mapping[str, int], session: str | None) -> list[str]:
-        """`replicas`: ids that take new requests, sorted, at least one. `load[id]`: live requests placed there."""
+    def order(
+        self, replicas: Sequence[str], load: Mapping[str, int], session: str | None, keys: Sequence[Key] = ()
+    ) -> list[str]:
+        """`replicas`: ids that take new requests, sorted, at least one. `load[id]`: live requests placed there.
+
+        `keys`: the pieces of the request's inputs, see `prefixes.pieces_of`.
+        """
 
 
 class RoundRobin(Balancer):
@@ -29,7 +39,9 @@ class RoundRobin(Balancer):
     def __init__(self) -> None:
         self._turn = 0
 
-    def order(self, replicas: Sequence[str], load: Mapping[str, int], session: str | None) -> list[str]:
+    def order(
+        self, replicas: Sequence[str], load: Mapping[str, int], session: str | None, keys: Sequence[Key] = ()
+    ) -> list[str]:
         first = self._turn % len(replicas)
         self._turn += 1
         return [*replicas[first:], *replicas[:first]]
@@ -41,7 +53,9 @@ class Random(Balancer):
     def __init__(self, seed: int = 0) -> None:
         self._random = random.Random(seed)
 
-    def order(self, replicas: Sequence[str], load: Mapping[str, int], session: str | None) -> list[str]:
+    def order(
+        self, replicas: Sequence[str], load: Mapping[str, int], session: str | None, keys: Sequence[Key] = ()
+    ) -> list[str]:
         return self._random.sample(replicas, len(replicas))
 
 
@@ -51,7 +65,9 @@ class LeastLoaded(Balancer):
     def __init__(self) -> None:
         self._turns = RoundRobin()
 
-    def order(self, replicas: Sequence[str], load: Mapping[str, int], session: str | None) -> list[str]:
+    def order(
+        self, replicas: Sequence[str], load: Mapping[str, int], session: str | None, keys: Sequence[Key] = ()
+    ) -> list[str]:
         turned = self._turns.order(replicas, load, session)
         return sorted(turned, key=lambda r: load.get(r, 0))
 
@@ -63,7 +79,9 @@ class Rendezvous(Balancer):
     def __init__(self) -> None:
         self._other = LeastLoaded()
 
-    def order(self, replicas: Sequence[str], load: Mapping[str, int], session: str | None) -> list[str]:
+    def order(
+        self, replicas: Sequence[str], load: Mapping[str, int], session: str | None, keys: Sequence[Key] = ()
+    ) -> list[str]:
         if session is None:
             return self._other.order(replicas, load, session)
         return sorted(
@@ -80,9 +98,43 @@ class Weighted(Balancer):
         if any(weight <= 0 for weight in self._weights.values()):
             raise ValueError(f"weights must be positive, got {self._weights}")
 
-    def order(self, replicas: Sequence[str], load: Mapping[str, int], session: str | None) -> list[str]:
+    def order(
+        self, replicas: Sequence[str], load: Mapping[str, int], session: str | None, keys: Sequence[Key] = ()
+    ) -> list[str]:
         turned = self._turns.order(replicas, load, session)
         return sorted(turned, key=lambda r: (load.get(r, 0) + 1) / self._weights.get(_place(r), 1.0))
+
+
+class CacheAware(Balancer):
+    """Where least has to be done first: the pieces of the prompt that a replica does not hold, and its load.
+
+    The cost of a replica is `missing pieces + load * pieces_per_request`: a longer cached prefix is worth a longer
+    queue, and a prefix that everybody asks for does not all go to the one who has it. Ties go to the least loaded.
+
+    Args:
+        holders: who holds what; by default what was sent where.
+        pieces_per_request: how many pieces could be computed in the time that one live request takes.
+    """
+
+    wants_keys: ClassVar[bool] = True
+
+    def __init__(self, holders: Holders | None = None, pieces_per_request: float = 8.0) -> None:
+        if pieces_per_request <= 0:
+            raise ValueError(f"pieces_per_request must be positive, got {pieces_per_request}")
+        self._holders = holders if holders is not None else Routed()
+        self._per_request = pieces_per_request
+        self._least = LeastLoaded()
+
+    def order(
+        self, replicas: Sequence[str], load: Mapping[str, int], session: str | None, keys: Sequence[Key] = ()
+    ) -> list[str]:
+        least = self._least.order(replicas, load, session)
+        if not keys:
+            return least
+        held = self._holders.held(keys, replicas)
+        order = sorted(least, key=lambda r: len(keys) - held.get(r, 0) + load.get(r, 0) * self._per_request)
+        self._holders.sent(keys, order[0])
+        return order
 
 
 STRATEGIES: Final[Mapping[str, type[Balancer]]] = {
@@ -91,6 +143,7 @@ STRATEGIES: Final[Mapping[str, type[Balancer]]] = {
     "least_loaded": LeastLoaded,
     "session": Rendezvous,
     "weighted": Weighted,
+    "cache_aware": CacheAware,
 }
 
 

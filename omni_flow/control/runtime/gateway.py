@@ -31,6 +31,7 @@ from omni_flow.control.runtime.errors import (
 )
 from omni_flow.control.runtime.execution import TIMELINE
 from omni_flow.control.runtime.party import Outbox
+from omni_flow.control.runtime.prefixes import Key, pieces_of
 from omni_flow.control.runtime.values import WrongValue, may_spill
 from omni_flow.control.runtime.wire import CLOSE, LOST, Envelope, Head, encode_head
 from omni_flow.control.types import Type
@@ -120,7 +121,7 @@ class Gateway:
             gateway=self.id,
             number=next(self._numbers),
             address=self.node.address,
-            replicas=self._place(session),
+            replicas=self._place(session, lambda: pieces_of(inputs, tenant)),
             params=self._snapshot(params),
             seed=secrets.randbits(63) if seed is None else seed,
             session=session,
@@ -191,8 +192,9 @@ class Gateway:
                 raise InvalidInput(name, mismatch)
         return {**self._defaults, **params}
 
-    def _place(self, session: str | None) -> list[list[str]]:
+    def _place(self, session: str | None, keys_of: Callable[[], list[Key]]) -> list[list[str]]:
         """The pinned replicas of each role."""
+        keys: list[Key] | None = None
         if self._lists is None:
             self._lists = [[r.id for r in self.node.roster.of_role(role.spec.name)] for role in self.node.plan.roles]
         placed = []
@@ -202,7 +204,9 @@ class Gateway:
                 continue
             if not replicas:
                 raise NoReplica(role.spec.name)
-            order = balancer.order(replicas, self.load, session)
+            if balancer.wants_keys and keys is None:
+                keys = keys_of()
+            order = balancer.order(replicas, self.load, session, keys or ())
             placed.append(order[:1] if role.spec.stateful else order)
         return placed
 
