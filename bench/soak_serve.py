@@ -90,7 +90,12 @@ class Soak:
 
     async def killer(self, http: httpx.AsyncClient, every_s: float) -> None:
         while not self.stop.is_set():
-            await asyncio.sleep(self.rng.uniform(0.5, 1.5) * every_s)
+            try:
+                async with asyncio.timeout(self.rng.uniform(0.5, 1.5) * every_s):
+                    await self.stop.wait()
+                return
+            except TimeoutError:
+                pass  # the time for a kill has come
             health = (await http.get(f"{self.url}/health")).json()
             pids = [r["pid"] for role in health["graphs"]["bench"].values() for r in role["replicas"] if r["pid"]]
             if pids:
