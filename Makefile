@@ -89,6 +89,7 @@ system: $(STAMPS)/venv
 $(STAMPS)/base: pyproject.toml $(STAMPS)/venv | system
 	@echo 'installing omni-flow and what its tests need'
 	@$(PIP) --upgrade pip
+	@rm -rf omni_flow.egg-info  # a stale one would hide new entry points
 	@$(PIP) -e '.[dev,media,serve]'
 	@touch $@
 

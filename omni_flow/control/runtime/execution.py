@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 from omni_flow.control.context import Context, seed_for
@@ -267,7 +268,7 @@ class Execution:
                 request=f"{party.info.gateway}/{party.info.number}",
                 session=party.info.session,
                 tenant=party.info.tenant,
-                params=party.params,
+                params=SimpleNamespace(**party.info.params),
                 seed=seed_for(party.info.seed, interface.name, activation.path),
                 iteration=iteration,
                 last_iteration=last,

@@ -1,6 +1,8 @@
-"""A whole deployment on one event loop: every replica a node of its own, joined by in-process queues.
+"""A whole deployment on one event loop.
 
-For tests, notebooks and small graphs. Values are passed, not copied; a dead process takes everything with it.
+The first replica of every role and the gateway share one node, which hands them their messages without a transport;
+the second replicas share another one, and so on, joined by in-process queues. For tests, notebooks and small graphs.
+Values are passed, not copied; a dead process takes everything with it.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ class InProcess:
         self._hub = InprocHub()
         self._values = Values(local=True)
         self.replicas: list[Replica] = []
-        self.node = self._node("gateway")
+        self._nodes = [self._node("0")]
+        self.node = self._nodes[0]
         self.gateway = Gateway(self.node, limits=limits)
 
     def _node(self, name: str) -> Node:
@@ -49,18 +52,19 @@ class InProcess:
         try:
             for role in self._graph.plan.roles:
                 for k in range(self._replicas.get(role.spec.name, role.spec.replicas)):
+                    if k == len(self._nodes):
+                        self._nodes.append(self._node(str(k)))
+                        await self._nodes[k].start()
                     id = f"{role.spec.name}/{k}@0"
-                    node = self._node(id)
-                    await node.start()
-                    replica = Replica(node, role, id)
+                    replica = Replica(self._nodes[k], role, id)
                     self.replicas.append(replica)
                     await replica.load()
-                    records.append(Record(id, role.spec.name, node.address, socket.gethostname(), os.getpid()))
+                    records.append(Record(id, role.spec.name, replica.node.address, socket.gethostname(), os.getpid()))
         except BaseException:
             await self.close()
             raise
         roster = Roster(0, records, {}, {}, [], [])
-        for node in (self.node, *(r.node for r in self.replicas)):
+        for node in self._nodes:
             node.apply(roster)
 
     def census(self) -> dict[str, int]:
@@ -76,5 +80,5 @@ class InProcess:
         await self.gateway.close()
         for replica in self.replicas:
             await replica.close()
-            await replica.node.close()
-        await self.node.close()
+        for node in self._nodes:
+            await node.close()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from omni_flow.control.credit import UNBOUNDED
 from omni_flow.control.plan import Plan
-from omni_flow.control.runtime.party import SHARE_BITS, TO_GATEWAY, Outbox
+from omni_flow.control.runtime.party import SHARE_BITS, SHARE_MASK, TO_GATEWAY, Outbox
 from omni_flow.control.runtime.roster import Members
 from omni_flow.control.runtime.tensors import Spilled
 from omni_flow.control.runtime.values import Values
@@ -195,7 +195,7 @@ class Node:
 
     def flush(self) -> None:
         """Send all that parties have queued, one batch per peer; what is for this node itself is taken at once."""
-        if self._flushing:
+        if self._flushing or not (self.dirty or self._posts):
             return
         self._flushing = True
         try:
@@ -231,10 +231,9 @@ class Node:
                 address: str | None = box.info.address
                 envelope = Envelope(box.head, box.book.oldest, GATEWAY_ROLE, 0, messages)
             else:
-                role, share = key >> SHARE_BITS, key & ((1 << SHARE_BITS) - 1)
-                host = box.host(key)
-                address = None if host is None else self.roster.address(host)
-                if host is None or address is None:
+                role, share = key >> SHARE_BITS, key & SHARE_MASK
+                address = box.address(key)
+                if address is None:
                     if not self.keeps[role] or self.roster.given_up(box.info.replicas[role], share):
                         replica = box.info.replicas[role][share]
                         box.lose(role, share, f"replica {replica} died: {self.roster.cause(replica)}")

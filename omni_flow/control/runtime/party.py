@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from omni_flow.control.facts import Message
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from omni_flow.control.runtime.replica import Replica
 
 SHARE_BITS = 16
+SHARE_MASK = (1 << SHARE_BITS) - 1
 TO_GATEWAY = -1
 KEPT_REFS = 65_536
 """How many of the last placed arrays a party remembers, to settle them when its request is over."""
@@ -42,11 +42,12 @@ class Outbox:
         self.out: dict[int, list[Message]] = {}
         self.over = False
         self._hosts: dict[int, str | None] = {}
+        self._addresses: dict[int, str | None] = {}
         self._touched: set[int] = set()
         self._keeps = node.keeps
         self._ledger = Ledger(node.plan) if any(node.keeps) else None
         self._lost: set[int] = set()
-        self.spilled: deque[TensorRef] = deque(maxlen=KEPT_REFS)
+        self.spilled: deque[TensorRef] | None = None
 
     def send(self, role: int, share: int, message: Message, interfaces: tuple[InterfaceId, ...]) -> None:
         """Queue a message for a share of `role`."""
@@ -81,13 +82,23 @@ class Outbox:
     def note(self, payload: Any) -> None:
         """A payload of this party: what it placed in the data plane is settled when the request is over."""
         if type(payload) is Spilled:
+            if self.spilled is None:
+                self.spilled = deque(maxlen=KEPT_REFS)
             self.spilled += payload.refs
+
+    def address(self, key: int) -> str | None:
+        """Where the replica that hosts a share listens; None if none lives (yet)."""
+        address = self._addresses.get(key)
+        if address is None:
+            host = self.host(key)
+            address = self._addresses[key] = None if host is None else self.node.roster.address(host)
+        return address
 
     def host(self, key: int) -> str | None:
         """The replica id that hosts a share now; None if none lives (yet)."""
         host = self._hosts.get(key)
         if host is None:
-            host = self._hosts[key] = self._find(key >> SHARE_BITS, key & ((1 << SHARE_BITS) - 1))
+            host = self._hosts[key] = self._find(key >> SHARE_BITS, key & SHARE_MASK)
         return host
 
     def _find(self, role: int, share: int) -> str | None:
@@ -95,8 +106,9 @@ class Outbox:
 
     def roster_changed(self) -> None:
         """Replicas died or came: say again what their shares need, or say that the request lost them."""
+        self._addresses.clear()
         for key in list(self._touched):
-            role, share = key >> SHARE_BITS, key & ((1 << SHARE_BITS) - 1)
+            role, share = key >> SHARE_BITS, key & SHARE_MASK
             before = self._hosts.get(key)
             now = self._find(role, share)
             if now == before and now is not None:
@@ -142,7 +154,6 @@ class Party(Outbox):
         self.replica = replica
         self.shares: dict[int, Share] = {}
         self.decode = self.node.values.decode  # no method of this object: what keeps it must not keep the party
-        self.params = SimpleNamespace(**info.params)
         self.deadline = None if info.deadline_s is None else time.monotonic() + info.deadline_s
 
     def share(self, index: int) -> Share:

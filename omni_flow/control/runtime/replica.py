@@ -106,7 +106,9 @@ class Replica:
 
     def _admit(self, envelope: Envelope) -> Party | None:
         """The party of a request seen for the first time; None if it is closed already."""
-        info = decode_head(envelope.head)
+        gateway = self.node.gateway
+        here = None if gateway is None else gateway.live.get(envelope.head)
+        info = decode_head(envelope.head) if here is None else here.info
         book = self._book(info.gateway)
         book.advance(envelope.oldest)
         if book.is_closed(info.number) or info.gateway in self.node.roster.gateways_gone:
