@@ -167,13 +167,13 @@ async def measure(rounds: int) -> Samples:
 
         async def array_hops() -> None:
             for name, nbytes in SIZES.items():
-                source, target = np.zeros(nbytes, np.uint8), np.ones(nbytes, np.uint8)
+                source, target = np.full(nbytes, 1, np.uint8), np.full(nbytes, 2, np.uint8)  # pages of their own
                 short, long = [await array_p50_us(s, source, 12) for s in copying]
                 hop, floor = (long - short) / 3, memcpy_us(source, target)
                 note(f"hop_{name}_us", hop)
                 note(f"floor_memcpy_{name}_us", floor)
                 note(f"hop_{name}_ratio", hop / (samples["hop_header_us"][-1] + floor))
-            source = np.zeros(SIZES["16mib"], np.uint8)
+            source = np.full(SIZES["16mib"], 1, np.uint8)
             short, long = [await array_p50_us(s, source, 12) for s in placing]
             note("hop_inplace_us", (long - short) / 3)
 

@@ -1,12 +1,10 @@
 """The graph of the demo: speech, picture and text in; text and speech out.
 
 The question comes from speech if there is any, else from text; what a picture shows is added if there is one. The
-answer is spoken sentence by sentence while it is being written, by two voices that work side by side.
+answer is spoken sentence by sentence while it is being written; of the two voices, each request gets one.
 """
 
-from omni_flow.control.graph import Graph
-from omni_flow.control.slots import optional, stream, window
-from omni_flow.control.types import Audio, Image, Text
+from omni_flow import Audio, Graph, Image, Text, optional, stream, window
 
 from .asr import Whisper
 from .llm import SmolLM2
