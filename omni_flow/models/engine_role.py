@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import msgspec
 
 from omni_flow.compute.checkpoint import read_config
 from omni_flow.compute.engine import EndEvent, Request, TokenEvent, Tokens
+from omni_flow.compute.errors import EngineDied
 from omni_flow.compute.kv_layout import kv_layout
 from omni_flow.compute.sampling import Sampling
 from omni_flow.compute.sglang.config import EngineConfig
@@ -47,7 +49,8 @@ class EngineRole:
     """One engine with one model, over the pool that the deployment makes for it (`kv_pools`).
 
     Roles with equal checkpoints, dtype and page size share their pages, and their weights. Without a memory manager the
-    pages stay in the engine's process.
+    pages stay in the engine's process. An engine process that died is replaced when the next request comes; what it had
+    left in the pool is found again.
 
     Args:
         model: folder of the checkpoint in its official layout.
@@ -72,6 +75,7 @@ class EngineRole:
         self._template = template
         self.cache_tokens = cache_tokens
         self.engine = SGLangEngine(self._config)
+        self._replacing = asyncio.Lock()
         self.processor: Processor
 
     @classmethod
@@ -136,8 +140,30 @@ class EngineRole:
 
         Raises:
             PromptTooLong: it does not fit model or pool.
+            EngineDied: the engine's process ended after the first token, or twice before it.
         """
         request = Request(spans=[prompt], sampling=sampling, tenant=turn.tenant.encode())
-        async with aclosing(self.engine.generate(request)) as events:
-            async for event in events:
-                yield event.token if isinstance(event, TokenEvent) else event
+        dead: SGLangEngine | None = None
+        while True:
+            engine = await self._engine_but(dead)
+            begun = False
+            try:
+                async with aclosing(engine.generate(request)) as events:
+                    async for event in events:
+                        begun = True
+                        yield event.token if isinstance(event, TokenEvent) else event
+                return
+            except EngineDied:
+                if begun or dead is not None:
+                    raise
+                dead = engine
+
+    async def _engine_but(self, dead: SGLangEngine | None) -> SGLangEngine:
+        """The engine; if it is `dead`, which has died, a new one. Raises ComputeError if that does not start."""
+        async with self._replacing:
+            if self.engine is dead:
+                await dead.close()
+                fresh = SGLangEngine(self._config)
+                await fresh.start()
+                self.engine = fresh
+            return self.engine

@@ -1,0 +1,81 @@
+"""A role with an engine: what it asks of the pool, how params choose its sampling, and that it outlives its engine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from omni_flow.compute.engine import EndEvent
+from omni_flow.compute.errors import BadCheckpoint, EngineDied
+from omni_flow.compute.sampling import Sampling
+from omni_flow.data.launch import start
+from omni_flow.data.server import ServerConfig
+from omni_flow.models.engine_role import EngineRole
+from omni_flow.testing import tiny_checkpoint
+
+TOKEN_BYTES = 3 * (32 + 16) * 4
+
+
+def turn(**params: object) -> SimpleNamespace:
+    return SimpleNamespace(session=None, tenant="", params=SimpleNamespace(**params), seed=7)
+
+
+def test_the_pool_of_a_replica_holds_its_quota_and_its_cache(tmp_path: Path) -> None:
+    folder = str(tiny_checkpoint("deepseek_v2", tmp_path))
+    (pool,) = EngineRole.kv_pools(folder, engine={"max_tokens": 1024, "page_size": 32}, cache_tokens=100, template="x")
+    assert (pool.name, pool.page_bytes) == ("kv", 32 * TOKEN_BYTES)
+    assert pool.l1_pages == 32 + 128 + 4
+    with pytest.raises(BadCheckpoint, match=r"config\.json"):
+        EngineRole.kv_pools(str(tmp_path / "none"))
+
+
+def test_params_go_before_init_and_the_seed_is_that_of_the_activation(tmp_path: Path) -> None:
+    role = EngineRole(str(tmp_path), sampling={"top_k": 5, "max_tokens": 9})
+    assert role.sampling(turn()) == Sampling(seed=7, top_k=5, max_tokens=9)
+    assert role.sampling(turn(max_tokens=3, voice="a", top_p=None)) == Sampling(seed=7, top_k=5, max_tokens=3)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(200)
+def test_a_role_outlives_its_engine_and_finds_its_kv_again(tmp_path: Path) -> None:
+    folder = str(tiny_checkpoint("deepseek_v2", tmp_path / "model"))
+    address = str(tmp_path / "memory.sock")
+    manager = start(ServerConfig(path=address, pools=EngineRole.kv_pools(folder), huge=False))
+    try:
+        asyncio.run(_killed(folder, address))
+    finally:
+        manager.terminate()
+        assert manager.wait(20) == 0
+
+
+async def _killed(folder: str, address: str) -> None:
+    role = EngineRole(folder)
+    await role.setup(SimpleNamespace(address=address))
+    many = Sampling(max_tokens=2000, ignore_eos=True)
+    prompt = role.prompt("Why is the sky blue, and why is it red when the sun goes down?")
+
+    async def first_tokens() -> tuple[list[int], int]:
+        got = [one async for one in role.tokens(turn(), prompt, Sampling(max_tokens=8, ignore_eos=True))]
+        end = got.pop()
+        assert isinstance(end, EndEvent)
+        return [one for one in got if isinstance(one, int)], end.cached_tokens
+
+    try:
+        said, cached = await first_tokens()
+        assert cached == 0
+        running = role.tokens(turn(), prompt, many)
+        await anext(running)
+        os.kill(role.engine.pid, signal.SIGKILL)
+        with pytest.raises(EngineDied):
+            async for _ in running:
+                pass
+        # two at once: one of them starts the new engine, both go on from what the dead one had written
+        both = await asyncio.gather(first_tokens(), first_tokens())
+        assert list(both) == [(said, len(prompt) // 16 * 16)] * 2
+    finally:
+        await role.close()
