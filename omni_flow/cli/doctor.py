@@ -25,6 +25,7 @@ PURPOSE = {
     "redis": "the registry of a cluster",
     "nixl": "transfers over RDMA and NVLink",
     "mooncake": "transfers over RDMA",
+    "client": "using a served graph from Python",
     "otel": "traces of requests",
     "demo": "examples/voice_vision_chat, libraries",
     MODELS: "examples/voice_vision_chat, its models",
