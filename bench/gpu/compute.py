@@ -5,8 +5,9 @@ of ours (A) and a second one (B) live on the card at once, A and B over one KV p
 alternate between plain and A, with the same flags. Every figure is a median; --json prints one object with plain
 numbers and nothing else; --out keeps every sample.
 
-equal_tokens           share of prompts (around and off page borders, 65 to 20,000 tokens, cold and cached) whose greedy
-                       tokens are plain SGLang's
+equal_tokens           share of cold prompts (around and off page borders, 65 to 20,000 tokens) whose 48 greedy tokens
+                       are plain SGLang's; equal_tokens_cached: the same prompts again, now cached;
+                       sglang_self_equal: how many of plain SGLang's own cached answers are its cold ones
 prefill_N, decode_N    throughput of N prompts of 512 tokens (N new ones; 64 or 256 tokens each), ours over plain;
                        equal_tokens_N: share of equal answers (a batch that forms otherwise rounds otherwise)
 ttft_l1_ratio          first token of a 32,768-token prompt found whole in L1, over plain SGLang's own radix hit
@@ -57,12 +58,12 @@ CONFIG = {
 FLAGS: dict[str, Any] = {
     "cuda_graph_bs_decode": [1, 2, 4, 8, 16, 32, 64],
     "chunked_prefill_size": 8192,
-    "mem_fraction_static": 0.6,
+    "mem_fraction_static": 0.85,
 }
 PREFILL_GRAPHS: dict[str, dict[str, Any]] = {
     "breakable": {
         "cuda_graph_backend_prefill": "breakable",
-        "cuda_graph_bs_prefill": [16, 32, 64, 128, 256, 512, 640, 1024],
+        "cuda_graph_bs_prefill": [16, 32, 64, 128, 256, 512, 640],
     },
     "off": {"disable_prefill_cuda_graph": True},
 }
@@ -196,15 +197,17 @@ class Figures:
         Path(path).write_text(json.dumps(kept))
 
     async def equality(self) -> None:
-        """equal_tokens: 48 greedy tokens of prompts alone in their batch, cold and then cached."""
-        same = []
+        """equal_tokens*: 48 greedy tokens of prompts alone in their batch, cold and then cached."""
+        same: dict[str, list[float]] = {"equal_tokens": [], "equal_tokens_cached": [], "sglang_self_equal": []}
         for length in (65, 127, 128, 129, 511, 512, 513, 1000, 4097, 9000, 20_000):
             ids = self.fresh(1, length)
-            for _ in range(2):
-                (_, theirs), (_, mine) = await self._run("plain")(ids, 48), await self._run("ours")(ids, 48)
-                same.append(float(theirs == mine))
-        self.samples["equal_tokens"] = same
-        self.out["equal_tokens"] = statistics.mean(same)
+            (_, theirs), (_, mine) = await self._run("plain")(ids, 48), await self._run("ours")(ids, 48)
+            same["equal_tokens"].append(float(theirs == mine))
+            (_, again), (_, mine) = await self._run("plain")(ids, 48), await self._run("ours")(ids, 48)
+            same["equal_tokens_cached"].append(float(again == mine))
+            same["sglang_self_equal"].append(float(theirs == again))
+        self.samples |= same
+        self.out |= {name: statistics.mean(shares) for name, shares in same.items()}
 
     async def warm(self) -> None:
         """What is compiled on first use is compiled."""
@@ -294,7 +297,7 @@ class Figures:
     async def turns(self) -> None:
         """turns_ratio, and the same where nothing is cached."""
         ratios, plain_ratios = [], []
-        for _ in range(max(3, self.pairs // 5)):
+        for _ in range(max(3, self.pairs * 2 // 5)):
             history: list[int] = []
             times = []
             for _ in range(10):
@@ -330,7 +333,8 @@ async def measure(options: argparse.Namespace, work: Path, say: Any) -> dict[str
     config = EngineConfig(
         model=str(folder), device="cuda", dtype="bfloat16", max_tokens=QUOTA, page_size=PAGE, max_running=64,
         context=CONTEXT, chunk=8192, threads=0, overlap=True, revision="bench", manager=str(work / "memory.sock"),
-        pool="kv", load_format="dummy", extra=flags,
+        pool="kv", load_format="dummy", tail_graph=not options.no_tail_graph, share_weights=not options.own_weights,
+        extra=flags,
     )  # fmt: skip
     begin = time.perf_counter()
     plain = Plain(str(folder), flags)
@@ -381,6 +385,8 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--out", help="write figures and samples here after each step")
     parser.add_argument("--steps", help="only these, in this order, comma between")
+    parser.add_argument("--no-tail-graph", action="store_true", help="short extends as SGLang runs them")
+    parser.add_argument("--own-weights", action="store_true", help="every engine of ours loads its own")
     parser.add_argument("--prefill-graphs", choices=sorted(PREFILL_GRAPHS), default="breakable")
     options = parser.parse_args()
 

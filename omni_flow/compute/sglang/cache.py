@@ -14,6 +14,7 @@ import numpy as np
 from omni_flow.compute.prefix import PageChain, match_end
 from omni_flow.compute.sglang.allocator import own_pages, to_device
 from omni_flow.compute.sglang.takeover import Takeover, current
+from omni_flow.data.identity import PageHash
 
 BACKEND = "omni_flow"
 
@@ -73,13 +74,36 @@ def _cache_class() -> type:
             limit = request._compute_max_prefix_len(len(tokens))
             limit = len(tokens) if limit is None else min(limit, len(tokens))
             chain = chain_of(request)
-            node = self.book.match(chain.upto(tokens, limit, self.page_size))
+            node = self.book.match(chain.upto(tokens, limit, self.page_size), self._known_absent(request))
             found = node.depth * self.page_size
             allowed = match_end(found, chain.media, self.page_size, self.takeover.rule)
             for _ in range((found - allowed) // self.page_size):
                 assert node.parent is not None
                 node = node.parent
             return MatchResult(self._slots(node.chain()), node, node, node)
+
+        def _known_absent(self, request: Any) -> PageHash | None:
+            """A page this request would ask the source for in vain. All that wait are looked up in one call, for each
+            costs a round trip; what it says holds until the next forward."""
+            if self.takeover.fixed is None:
+                return None
+            scheduler = self.takeover.fixed.scheduler
+            now, waiting = scheduler.forward_ct, scheduler.waiting_queue
+            seen: tuple[int, PageHash | None] = request.__dict__.get("omni_absent", (-1, None))
+            if seen[0] == now or len(waiting) < 2:
+                return seen[1] if seen[0] == now else None
+            firsts: dict[int, PageHash] = {}
+            for at, other in enumerate(waiting):
+                ids = other.origin_input_ids
+                first = self.book.first_unpinned(chain_of(other).upto(ids, len(ids) - 1, self.page_size))
+                if first is not None:
+                    firsts[at] = first
+            absent = self.book.source.absent(list(dict.fromkeys(firsts.values())))
+            for at, other in enumerate(waiting):
+                first = firsts.get(at)
+                other.omni_absent = (now, first if first in absent else None)
+            seen = request.__dict__.get("omni_absent", (-1, None))
+            return seen[1]
 
         def _seal(self, request: Any, tokens: Any, count: int, rewrite: bool) -> Any:
             """Publish the full pages of the first `count` tokens. Only called when the device has written them."""

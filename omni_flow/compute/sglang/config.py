@@ -29,6 +29,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         manager, pool: address and pool of the node's memory manager; "" keeps pages in the engine's process.
         share_weights: with a manager, hold the weights there once for all engines of equal identity; random weights
             (`dummy`) are shared only where `revision` names them.
+        tail_graph: on a GPU, what is left of a prompt after a cache hit replays a decode graph where it is short
+            enough; it rounds as decode steps do, not as SGLang's extend.
         hidden: keep the hidden state of each step's last position, for requests and step hooks that ask for it.
         step_hook: `module:name` of what makes the step hook; set by the engine.
         load_format: `auto`, or `dummy` for random weights (benchmarks).
@@ -51,6 +53,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     manager: str = ""
     pool: str = ""
     share_weights: bool = True
+    tail_graph: bool = True
     hidden: bool = False
     step_hook: str = ""
     load_format: str = "auto"

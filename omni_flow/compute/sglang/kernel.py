@@ -95,6 +95,7 @@ class SGLangEngine:
         self._streams: dict[int, asyncio.Queue[Event | ComputeError]] = {}
         self._fixed: dict[int, asyncio.Queue[Answer]] = {}
         self._stats: dict[int, asyncio.Future[Mapping[str, int]]] = {}
+        self._unsent: list[bytes] = []
         self._next = 0
         self._died: ComputeError | None = None
         self.ready: Ready
@@ -190,7 +191,7 @@ class SGLangEngine:
         finally:
             del self._streams[number]
             if not ended and self._died is None:
-                self._writer.write(frame(Cancel(number)))
+                self._post(Cancel(number))
 
     @asynccontextmanager
     async def fixed_rows(
@@ -212,7 +213,7 @@ class SGLangEngine:
         finally:
             del self._fixed[number]
             if self._died is None:
-                self._writer.write(frame(FixedClose(number)))
+                self._post(FixedClose(number))
 
     async def stats(self) -> Mapping[str, int]:
         if self._died is not None:
@@ -228,7 +229,8 @@ class SGLangEngine:
             return
         if self._writer is not None:
             if self._died is None:
-                self._writer.write(frame(Shutdown()))
+                self._post(Shutdown())
+                self._flush()
             self._writer.close()
         if self._reading is not None:
             await asyncio.gather(self._reading, return_exceptions=True)
@@ -249,13 +251,25 @@ class SGLangEngine:
     ) -> None:
         await self.close()
 
+    def _post(self, message: ToEngine) -> None:
+        """Send with everything else that is sent in this turn of the loop: requests that come together should be seen
+        together, or the first runs in a batch of its own."""
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._unsent.append(frame(message))
+
     async def _send(self, message: ToEngine) -> None:
         assert self._writer is not None
-        self._writer.write(frame(message))
+        self._post(message)
         try:
             await self._writer.drain()
         except ConnectionError:
             raise self._died or EngineDied(self._end(), self._output()) from None
+
+    def _flush(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        if self._writer is not None and unsent:
+            self._writer.write(b"".join(unsent))
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         frames = Frames()

@@ -45,6 +45,9 @@ class PageSource(Protocol):
     def known(self, keys: Sequence[PageHash]) -> int:
         """How many pages `find` would find now."""
 
+    def absent(self, keys: Sequence[PageHash]) -> set[PageHash]:
+        """Those of `keys`, of whatever sequences, that `find` would not find now."""
+
     def find(self, keys: Sequence[PageHash]) -> list[int]:
         """The pages of the longest prefix of `keys` that is there, pinned."""
 
@@ -160,12 +163,28 @@ class PageBook:
 
     # -- sealed pages -------------------------------------------------------------------------------------------
 
-    def match(self, keys: Sequence[PageHash]) -> Node:
-        """The end of the longest prefix of `keys` that is there; what was not pinned before is pinned now and idle."""
+    def first_unpinned(self, keys: Sequence[PageHash]) -> PageHash | None:
+        """The first of `keys` that `match` would ask the source for."""
+        node = self.root
+        for key in keys:
+            child = node.children.get(key)
+            if child is None:
+                return key
+            node = child
+        return None
+
+    def match(self, keys: Sequence[PageHash], absent: PageHash | None = None) -> Node:
+        """The end of the longest prefix of `keys` that is there; what was not pinned before is pinned now and idle.
+
+        Args:
+            absent: a key which the source is known not to have.
+        """
         node = self.root
         for at, key in enumerate(keys):
             child = node.children.get(key)
             if child is None:
+                if key == absent:
+                    return node
                 rest = keys[at:]
                 for found, page in zip(rest, self._find(node, rest), strict=False):
                     node = self._add(node, found, page)

@@ -50,6 +50,9 @@ class LocalPages:
     def known(self, keys: Sequence[PageHash]) -> int:
         return next((at for at, key in enumerate(keys) if key not in self._pages), len(keys))
 
+    def absent(self, keys: Sequence[PageHash]) -> set[PageHash]:
+        return {key for key in keys if key not in self._pages}
+
     def find(self, keys: Sequence[PageHash]) -> list[int]:
         found = []
         for key in keys:
@@ -142,6 +145,9 @@ class PoolPages:
     def known(self, keys: Sequence[PageHash]) -> int:
         tiers = self._tiers(keys)
         return next((at for at, tier in enumerate(tiers) if not tier & L1), len(tiers))
+
+    def absent(self, keys: Sequence[PageHash]) -> set[PageHash]:
+        return {key for key, tier in zip(keys, self._tiers(keys), strict=True) if not tier & L1}
 
     def _tiers(self, keys: Sequence[PageHash]) -> list[int]:
         tiers: list[int] = []

@@ -18,6 +18,7 @@ from omni_flow.compute.sglang import (
     cpu_fixes,
     fixed_rows,
     shared_weights,
+    tail_graph,
     takeover,
 )
 
@@ -42,6 +43,7 @@ def hooks() -> list[tuple[str, str, Callable[..., Any]]]:
     if takeover.current().cpu:
         table += cpu_fixes.hooks()
     else:
+        table += tail_graph.hooks() if takeover.current().tail_graph else []
         table.append((kv + "allocator.paged.PagedTokenToKVPoolAllocator", "REPLACE", allocator.allocator_class()))
     return table
 

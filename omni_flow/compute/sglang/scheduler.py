@@ -6,9 +6,10 @@ Batching, chunked prefill, retraction, overlap and the event loop are SGLang's.
 from __future__ import annotations
 
 import select
+import time
 from array import array
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 from omni_flow.compute.errors import ComputeError
 from omni_flow.compute.prefix import PageChain
@@ -32,21 +33,35 @@ from omni_flow.compute.sglang.wire import (
 )
 from omni_flow.data.identity import MediaDigest, MediaSpan
 
+AWAKE_S: Final = 1.0
+"""How long an engine on a GPU stays awake without work."""
+
 
 class Sleeper:
-    """Waits on the socket while there is nothing to do, in place of SGLang's poll of ZMQ sockets."""
+    """Waits on the socket while there is nothing to do, in place of SGLang's poll of ZMQ sockets.
 
-    def __init__(self, inlet: Inlet) -> None:
+    Args:
+        awake: seconds after the last work in which it looks again at once instead of waiting: waking a process up
+            costs the next request more than looking costs.
+    """
+
+    def __init__(self, inlet: Inlet, awake: float) -> None:
         self._inlet = inlet
+        self._awake = awake
+        self._until = 0.0
         self._poll = select.poll()
         self._poll.register(inlet.fileno(), select.POLLIN)
         loader = current().loader
         if loader is not None:
             self._poll.register(loader.fileno(), select.POLLIN)
 
+    def worked(self) -> None:
+        """There is or was something to do."""
+        self._until = time.monotonic() + self._awake
+
     def maybe_sleep(self) -> None:
         if not self._inlet.closed:
-            self._poll.poll(1000)
+            self._poll.poll(0 if self._awake and time.monotonic() < self._until else 1000)
 
 
 class Endless:
@@ -218,7 +233,7 @@ def scheduler_class() -> type:
             )
 
         def init_idle_sleeper(self) -> None:
-            self.idle_sleeper = Sleeper(self.inlet)
+            self.idle_sleeper = Sleeper(self.inlet, 0.0 if current().cpu else AWAKE_S)
 
         def init_request_receiver(self) -> None:
             super().init_request_receiver()
@@ -230,7 +245,10 @@ def scheduler_class() -> type:
             out: list[Any] = []
             fixed: list[FixedStep] = []
             self._loaded()
-            for message in self.inlet.poll():
+            messages = self.inlet.poll()
+            if messages or self.last_batch is not None:
+                self.idle_sleeper.worked()
+            for message in messages:
                 if isinstance(message, Generate):
                     request = to_sglang(message)
                     request.sampling_params.normalize(self.tokenizer)

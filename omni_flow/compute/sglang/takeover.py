@@ -31,6 +31,7 @@ class Takeover:
         pool_page_bytes: bytes of a page of the manager's pool, which the model's must equal; 0: no pool.
         rule: where the model lets a match end.
         loader: brings pages from lower tiers, where the pool has some.
+        tail_graph: short extends run as rows of a captured decode step.
         weights: the weights shared with other engines (`shared_weights.SharedWeights`); None: of this engine alone.
         fixed: the fixed-row sessions (`fixed_rows.FixedRows`), once the scheduler is there.
         steps: the step hook (`step_hook.Steps`), if there is one.
@@ -48,6 +49,7 @@ class Takeover:
     fixed: Any = None
     loader: Loader | None = None
     weights: Any = None
+    tail_graph: bool = False
     pool_page_bytes: int = 0
     counters: dict[str, int] = field(default_factory=lambda: {"hit_tokens": 0, "sealed": 0, "replaced": 0})
     _roots: dict[bytes, PageHash] = field(default_factory=dict)

@@ -144,6 +144,7 @@ def start(config: EngineConfig, inlet: Inlet) -> Any:
         torch.set_num_threads(config.threads)
     mine = _takeover(config)
     mine.rule = family.rule
+    mine.tail_graph = config.tail_graph
     takeover.install(mine)
     load_plugins()
     from sglang.srt.entrypoints.engine import _set_envs_and_config
