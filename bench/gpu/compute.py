@@ -11,7 +11,6 @@ equal_tokens           share of cold prompts (around and off page borders, 65 to
 prefill_N, decode_N    throughput of N prompts of 512 tokens (N new ones; 64 or 256 tokens each), ours over plain;
                        equal_tokens_N: share of equal answers (a batch that forms otherwise rounds otherwise)
 ttft_l1_ratio          first token of a 32,768-token prompt found whole in L1, over plain SGLang's own radix hit
-ttft_l2_ratio          the same found in L2, over (L1 hit + bytes / measured copy of the tier)
 tail_extend_ms         first token of a prompt of which all but 64 tokens are cached
 pd_extra_ms, pd_gap_ms A prefills and emits the first token, B goes on: first token against A's own, first to second
 turns_ratio            first token of turn 10 over turn 1: 512 new prompt tokens and 256 answer tokens a turn

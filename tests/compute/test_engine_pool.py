@@ -74,6 +74,8 @@ async def _two_engines(manager: str) -> None:
     first, second = SGLangEngine(config(manager)), SGLangEngine(config(manager))
     await asyncio.gather(first.start(), second.start())
     try:
+        # one of them loaded the weights, the other mapped them
+        assert sum([(await engine.stats())["weights_mapped"] for engine in (first, second)]) == 1
         got = [await kit.answer(first, kit.greedy(prompt, 8)) for prompt in prompts]
         assert [one.tokens for one in got] == expected
         assert [one.end.cached_tokens for one in got] == [0] * 6
@@ -99,8 +101,9 @@ async def _two_engines(manager: str) -> None:
     finally:
         await asyncio.gather(first.close(), second.close())
     assert used(manager) == (0, 0)
-    # a new engine has the pages of the dead one
+    # a new engine has the pages and the weights of the dead ones
     async with SGLangEngine(config(manager)) as third:
+        assert (await third.stats())["weights_mapped"] == 1
         warm = await kit.answer(third, kit.greedy(prompts[5], 8))
         assert warm.tokens == expected[5]
         assert warm.end.cached_tokens == 192

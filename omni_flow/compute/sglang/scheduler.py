@@ -353,6 +353,7 @@ def scheduler_class() -> type:
                 "leased": book.leased,
                 "loading": takeover.loader.waiting if takeover.loader is not None else 0,
                 "loaded_pages": takeover.loader.loaded_pages if takeover.loader is not None else 0,
+                "weights_mapped": int(takeover.weights is not None and not takeover.weights.loaded_here),
                 **current().counters,
             }
 
