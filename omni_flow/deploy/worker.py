@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -95,6 +96,8 @@ class Worker:
         watchdog = Watchdog(setup.stall_s, lambda cause, trace: self.end(EXIT_STALLED, cause, trace))
         record = Record(start.id, role.spec.name, node.address, socket.gethostname(), os.getpid())
         node.post(setup.registry, Register(record, time.monotonic() - begun))
+        gc.collect()
+        gc.freeze()  # the role's own objects are not looked at again and again; requests leave no cycles behind
         await self._ending
         watchdog.stop()
         await self._close(replica)

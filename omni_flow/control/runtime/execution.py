@@ -317,6 +317,7 @@ class Execution:
     def close(self) -> None:
         """End runners and threads."""
         self.closed = True
+        self._queue.clear()
         for task in self._runners:
             task.cancel()
         self.threads.close()

@@ -306,13 +306,13 @@ class LiveRequest(Outbox):
         self.out = {}
         if self._timer is not None:
             self._timer.cancel()
+        self._wake()  # before the closes are queued: the client goes on first, and what it sends next travels with them
         self.gateway.finished(self)
         self._request.leave()
         self.node.settle(self)
         for waiter in self._credit.values():
             if not waiter.done():
                 waiter.set_result(None)
-        self._wake()
 
     # ---- life -----------------------------------------------------------------------------------------------
 
