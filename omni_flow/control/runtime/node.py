@@ -80,6 +80,7 @@ class Node:
         self.credit = plan.credit if credit is None else credit
         self.credit_bytes = credit_bytes
         self.keeps = [any(i.spec.retries > 0 for i in role.members) for role in plan.roles]
+        self.keeps_any = any(self.keeps)
         self.roster = Members()
         self.replicas: dict[int, Replica] = {}
         self.gateway: Gateway | None = None
@@ -198,12 +199,13 @@ class Node:
         if self._flushing or not (self.dirty or self._posts):
             return
         self._flushing = True
+        here = self.transport.address
         try:
             while self.dirty or self._posts:
                 batches: dict[str, list[Any]] = {}
                 own: list[Any] = []
                 for address, packet in self._take_posts():
-                    if address == self.address:
+                    if address == here:
                         own.append(packet)
                     else:
                         batches.setdefault(address, []).append(packet)
@@ -211,11 +213,11 @@ class Node:
                 for box in dirty:
                     out, box.out = box.out, {}
                     if not box.over:
-                        self._collect(box, out, batches, own)
+                        self._collect(box, out, here, batches, own)
                 for address, batch in batches.items():
                     self._send(address, batch)
                 for item in own:
-                    self._take(self.address, item)
+                    self._take(here, item)
         finally:
             self._flushing = False
 
@@ -225,7 +227,9 @@ class Node:
         posts, self._posts = self._posts, []
         return posts
 
-    def _collect(self, box: Outbox, out: dict[int, list[Any]], batches: dict[str, list[Any]], own: list[Any]) -> None:
+    def _collect(
+        self, box: Outbox, out: dict[int, list[Any]], here: str, batches: dict[str, list[Any]], own: list[Any]
+    ) -> None:
         for key, messages in out.items():
             if key == TO_GATEWAY:
                 address: str | None = box.info.address
@@ -242,7 +246,7 @@ class Node:
                             message.value.consumers -= 1
                     continue
                 envelope = Envelope(box.head, box.book.oldest, role, share, messages)
-            if address is None or address == self.address:
+            if address is None or address == here:
                 if self.values.tensors is not None:
                     envelope.messages = [self.values.received(m) for m in messages]
                 own.append(envelope)

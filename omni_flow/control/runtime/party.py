@@ -45,8 +45,8 @@ class Outbox:
         self._addresses: dict[int, str | None] = {}
         self._touched: set[int] = set()
         self._keeps = node.keeps
-        self._ledger = Ledger(node.plan) if any(node.keeps) else None
-        self._lost: set[int] = set()
+        self._ledger = Ledger(node.plan) if node.keeps_any else None
+        self._lost: set[int] | None = None
         self.spilled: deque[TensorRef] | None = None
 
     def send(self, role: int, share: int, message: Message, interfaces: tuple[InterfaceId, ...]) -> None:
@@ -141,6 +141,8 @@ class Outbox:
     def lose(self, role: int, share: int, cause: str) -> None:
         """Tell the gateway, once, that a share this party sent to is lost."""
         key = (role << SHARE_BITS) | share
+        if self._lost is None:
+            self._lost = set()
         if key not in self._lost:
             self._lost.add(key)
             self.to_gateway(Message(LOST, role, (), share, cause))
