@@ -74,8 +74,10 @@ class Method:
             if o.name != DONE
         ]
         self.names = {port.name: port for port in self.ports}
-        self.streams = any(port.stream for port in self.ports)
-        self.frames = self.streams and len(self.ports) == 1
+        streamed = any(port.stream for port in self.ports)
+        generates = inspect.isgeneratorfunction(self.call) or inspect.isasyncgenfunction(self.call)
+        self.streams = streamed or generates
+        self.frames = streamed and len(self.ports) == 1
         self.asynchronous = inspect.iscoroutinefunction(self.call) or inspect.isasyncgenfunction(self.call)
         self.batch: BatchSpec | None = spec.batch
         self.takes_ctx = next(iter(inspect.signature(self.call).parameters), None) == "ctx"
