@@ -6,6 +6,8 @@ gathering slots, `credit.py` the creators' accounts.
 
 The host calls `receive` for each message, and for a running activation `give` for each output, then `finish` or `fail`.
 A host must not call back into the share from `send`, `to_gateway` or `start`: it queues.
+
+The file is long because it is one state machine: every step reads and changes the same tree and its accounts.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ Both build the same requests and read the same replies; only `call` differs. Res
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -137,11 +138,12 @@ def match_of(reply: Message) -> Match:
     )
 
 
-class KvCalls:
+class KvCalls(ABC):
     """KV pages over a blocking `call`."""
 
     timeout: float
 
+    @abstractmethod
     def call(
         self,
         op: int,
@@ -150,7 +152,7 @@ class KvCalls:
         fds: Sequence[int] = (),
         timeout: float | None = None,
     ) -> Message:
-        raise NotImplementedError
+        """One request and its reply."""
 
     def _ask(self, request: Request) -> Message:
         return self.call(request.op, request.body, request.columns, timeout=self.timeout + request.wait)
