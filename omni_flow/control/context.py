@@ -84,7 +84,7 @@ class Context:
         return made
 
     def progress(self, fraction: float, note: str = "") -> None:
-        """Say how far this activation is (0 to 1)."""
+        """Say how far this activation is (0 to 1); the last note stands in the timeline of the request."""
         if self._emit_progress is not None:
             self._emit_progress(fraction, note)
 

@@ -155,6 +155,7 @@ def span_object(span: Span) -> dict[str, Any]:
         "queued": span.queued,
         "started": span.started,
         "ended": span.ended,
+        "note": span.note,
     }
 
 

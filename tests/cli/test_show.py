@@ -125,6 +125,14 @@ def test_the_timeline_is_in_order_of_starts_from_the_first_queued() -> None:
     assert lines[2].split() == ["b[0]", "b/0", "0.000", "s", "0.500", "s", "1.000", "s", "·" * 16 + "█" * 16]
 
 
+def test_what_roles_said_of_their_activations_stands_below_the_timeline() -> None:
+    spans = [Span("a", "", "a/0", 10.0, 10.0, 10.5), Span("b", "0", "b/0", 10.0, 10.5, 11.0, "64 tokens")]
+    assert [row["note"] for row in timeline.as_rows(spans)] == ["", "64 tokens"]
+    out = io.StringIO()
+    timeline.show(spans, out)
+    assert out.getvalue().splitlines()[3:] == ["b[0]: 64 tokens"]
+
+
 def test_a_long_timeline_is_cut() -> None:
     out = io.StringIO()
     timeline.show([Span("a", str(k), "a/0", 0.0, k, k + 1) for k in range(timeline.MOST_ROWS + 5)], out)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 TIMELINE: Final = 6
 """Kind of the message to a gateway that describes an activation: `ref` interface, `path`, `value` (replica, queued,
-started, ended) in seconds since the epoch."""
+started, ended, note), times in seconds since the epoch."""
 
 
 class Running:
@@ -38,6 +38,7 @@ class Running:
         "context",
         "in_thread",
         "method",
+        "note",
         "party",
         "queued",
         "runner",
@@ -59,6 +60,11 @@ class Running:
         self.queued = time.time() if party.info.timeline else 0.0
         self.started = 0.0
         self.in_thread = False
+        self.note = ""
+
+    def progress(self, fraction: float, note: str) -> None:
+        """Keep what role code said last; the timeline shows it."""
+        self.note = note
 
 
 class Execution:
@@ -275,6 +281,7 @@ class Execution:
                 deadline=party.deadline,
                 data=self.replica.data,
                 log=self.replica.log,
+                progress=running.progress,
             )
         return running.context
 
@@ -308,7 +315,7 @@ class Execution:
         self.replica.activations += 1
         running.activation.context = None
         if running.party.info.timeline:
-            stamp = (self.replica.id, running.queued, running.started, time.time())
+            stamp = (self.replica.id, running.queued, running.started, time.time(), running.note)
             activation = running.activation
             running.party.to_gateway(Message(TIMELINE, activation.interface.id, activation.path, 0, stamp))
         if not self._awake:

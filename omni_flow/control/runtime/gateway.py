@@ -51,7 +51,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One activation of a request: when it was queued, started and ended (seconds since the epoch), and where."""
+    """One activation of a request: when it was queued, started and ended (seconds since the epoch), and where.
+
+    `note`: what its role said last with `ctx.progress`.
+    """
 
     interface: str
     path: str
@@ -59,6 +62,7 @@ class Span:
     queued: float
     started: float
     ended: float
+    note: str = ""
 
 
 class Gateway:

@@ -18,6 +18,19 @@ class Echo:
         return x
 
 
+class Busy:
+    """Says how far it is, async and plain."""
+
+    async def run(self, ctx: Context, x: int) -> int:
+        ctx.progress(0.5, "half of it")
+        ctx.progress(1.0, f"all of {x}")
+        return x
+
+    def in_thread(self, ctx: Context, x: int) -> Iterator[int]:
+        yield x
+        ctx.progress(1.0, f"{x} in a thread")
+
+
 class Upper:
     def run(self, x: Any) -> Any:
         return x.upper()

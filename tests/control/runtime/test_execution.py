@@ -14,7 +14,7 @@ from omni_flow import ABSENT, Batch, Graph, RequestFailed, Tensor, Text, collect
 from omni_flow.control.runtime.client import AsyncSession
 
 from .conftest import deployed
-from .roles import Batched, Counter, Double, Echo, Pair, Slow, Total, Upper, Where, Wrong
+from .roles import Batched, Busy, Counter, Double, Echo, Pair, Slow, Total, Upper, Where, Wrong
 
 Run = Callable[..., dict[str, Any]]
 
@@ -69,6 +69,23 @@ def test_an_absent_optional_input_leaves_the_default(run: Run) -> None:
     pair = graph.role("pair", Pair).interface("run", inputs=[[a, optional(b)]], outputs=["y"])
     graph.output(y=pair.y)
     assert run(graph, a="x") == {"y": ["x", "none"]}
+
+
+def test_what_a_role_says_last_of_its_progress_stands_in_the_timeline() -> None:
+    graph = Graph("busy")
+    x = graph.placeholder("x", int)
+    busy = graph.role("busy", Busy)
+    first = busy.interface("run", inputs=[[x]], outputs=["y"])
+    second = busy.interface("in_thread", inputs=[[{"x": first.y}]], outputs=[stream("z")])
+    graph.output(z=second.z)
+
+    async def body() -> list[tuple[str, str]]:
+        async with deployed(graph) as app:
+            request = await AsyncSession(app.gateway).submit(x=3, timeline=True)
+            await request.result()
+            return [(span.interface, span.note) for span in request.timeline()]
+
+    assert asyncio.run(body()) == [("busy.run", "all of 3"), ("busy.in_thread", "3 in a thread")]
 
 
 def test_absent_travels_to_the_client(run: Run) -> None:
