@@ -130,7 +130,7 @@ class Server:
         self.reclaim_worst_s = 0.0
         self.reclaim_last_s = 0.0
         self._numbers = 0
-        self._running = False
+        self._running = True  # from here on: a SIGTERM may come before `run`
         self._timed = False
         self.on_stop: list[Callable[[], None]] = []
         self._make_arenas()
@@ -190,7 +190,6 @@ class Server:
 
         `tick` runs at once after operations that start something with a deadline; after quick ones it may wait for
         up to 64 rounds or `LINGER_S` of silence."""
-        self._running = True
         poll, watch = self.poll, self.watch
         due = 0.0
         more = stale = False

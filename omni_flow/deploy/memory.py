@@ -20,6 +20,9 @@ log = logging.getLogger("omni_flow.deploy")
 RESTART_S = 0.5
 """Pause before a memory manager that died is started anew."""
 
+CLOSE_GRACE_S = 3.0
+"""How long a memory manager that was told to end may take before it is killed."""
+
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What memory a deployment on one machine shares.
@@ -78,12 +81,17 @@ class MemoryProcess:
             self._notify(f"the memory manager is up again as {self._process.pid}")
 
     async def close(self) -> None:
-        """End it and wait for that."""
+        """End it and wait for that: SIGTERM now, SIGKILL after `CLOSE_GRACE_S`."""
         if self._watch is not None:
             self._watch.cancel()
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
-            await _ended(self._process.pid)
+            try:
+                async with asyncio.timeout(CLOSE_GRACE_S):
+                    await _ended(self._process.pid)
+            except TimeoutError:
+                log.error("the memory manager did not end within %g s and is killed", CLOSE_GRACE_S)
+                self._process.kill()
             self._process.wait()
         if self._life is not None:
             for fd in self._life:

@@ -18,7 +18,7 @@ from omni_flow.data.client import MemoryManagerClient
 from omni_flow.deploy.launchers import LocalLauncher
 from omni_flow.deploy.memory import Memory
 
-from .conftest import Events, deployed, pid_of
+from .conftest import Events, alive, deployed, pid_of
 
 MIB = 1 << 20
 
@@ -220,6 +220,20 @@ def test_a_killed_memory_manager_is_started_anew_and_requests_go_on() -> None:
             for _ in range(3):
                 shared = (await (await app.submit(x=array)).result())["y"]["shared"]
             assert shared
+
+    asyncio.run(body())
+
+
+def test_a_memory_manager_that_does_not_end_by_itself_is_killed() -> None:
+    async def body() -> None:
+        async with deployed(one(Where, "look", Tensor())) as app:
+            launcher = app.launcher
+            assert isinstance(launcher, LocalLauncher)
+            assert launcher.memory is not None
+            pid = launcher.memory.pid
+            assert pid is not None
+            os.kill(pid, signal.SIGSTOP)
+        assert not alive(pid)
 
     asyncio.run(body())
 

@@ -22,10 +22,10 @@ from omni_flow.data.aio_client import AsyncMemoryManagerClient
 from omni_flow.data.client import MemoryManagerClient, UnixLink
 from omni_flow.data.errors import Disconnected, Refused, StaleEpoch
 from omni_flow.data.kv_pool import PoolSpec
-from omni_flow.data.launch import start
+from omni_flow.data.launch import default_services, start
 from omni_flow.data.messages import ArenaRef
 from omni_flow.data.protocol import Op, encode
-from omni_flow.data.server import ServerConfig
+from omni_flow.data.server import Server, ServerConfig
 from omni_flow.data.unix_front import UnixFront
 
 from .conftest import Make, Manager, Puppet, failure, hello, keys, store
@@ -284,6 +284,13 @@ def test_memory_that_is_not_there_is_refused_at_start_with_the_number(tmp_path: 
     pool = PoolSpec(name="kv", page_bytes=1 << 40, l1_pages=1 << 10)
     with pytest.raises(Disconnected, match=str(1 << 50)):
         start(ServerConfig(path=f"{tmp_path}/s", pools=(pool,)))
+
+
+def test_a_server_told_to_end_before_it_runs_does_not_run(tmp_path: Path) -> None:
+    server = Server(ServerConfig(path=f"{tmp_path}/s", huge=False), default_services)
+    server.stop()
+    server.run()
+    assert not Path(f"{tmp_path}/s").exists()
 
 
 def test_zmq_beyond_this_machine_needs_a_key(tmp_path: Path) -> None:
