@@ -7,8 +7,6 @@ tensor is asked for.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import errno
 import fcntl
 import math
@@ -23,13 +21,11 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from omni_flow.data.errors import BadArgument, OutOfMemory
+from omni_flow.data.mapping import HUGE, POPULATE_READ, POPULATE_WRITE, address_of, advise, make_huge, map_shared
 
 if TYPE_CHECKING:
     import torch
 
-HUGE: Final = 2 << 20
-_POPULATE_READ: Final = 22
-_POPULATE_WRITE: Final = 23
 _STEP: Final = 16 << 20
 
 
@@ -54,18 +50,17 @@ class Arena:
 
     kind = "memfd"
 
-    def __init__(self, name: str, fd: int, size: int, write: bool, page_size: int) -> None:
+    def __init__(self, name: str, fd: int, size: int, write: bool, page_size: int, huge: bool = False) -> None:
         self.name = name
         self.fd = fd
         self.size = size
         self.writable = write
         self.page_size = page_size
-        prot = mmap.PROT_READ | (mmap.PROT_WRITE if write else 0)
+        self._huge = huge
         try:
-            self._map = mmap.mmap(fd, size, mmap.MAP_SHARED, prot)
+            self._view = map_shared(fd, size, write)
         except OSError as error:
             raise OutOfMemory(f"mapping {size} bytes of arena {name}: {error}", "lower its size") from error
-        self._view = memoryview(self._map)
         self.array: NDArray[np.uint8] = np.frombuffer(self._view, np.uint8)
         self.populated = threading.Event()
 
@@ -74,7 +69,8 @@ class Arena:
         """Make an arena of at least `size` bytes (rounded up to whole pages) with its memory behind it.
 
         Args:
-            huge: use huge pages if the system has enough of them free; ordinary ones otherwise.
+            huge: use huge pages: reserved ones if enough of them are free, else transparent ones as far as the system
+                finds them while faulting in, else ordinary ones.
             populate: `now` (fault in before returning), `background` (in a thread, see `populated`) or `lazy`.
 
         Raises:
@@ -96,7 +92,7 @@ class Arena:
         try:
             os.ftruncate(fd, size)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-            arena = cls(name, fd, size, True, mmap.PAGESIZE)
+            arena = cls(name, fd, size, True, mmap.PAGESIZE, huge)
         except OSError as error:
             os.close(fd)
             raise OutOfMemory(f"arena {name} of {size} bytes: {error}", "lower its size") from error
@@ -145,28 +141,21 @@ class Arena:
         Raises:
             OutOfMemory: the memory is not there.
         """
-        with contextlib.suppress(OSError):  # a wish; kernels without transparent huge pages refuse it
-            self._map.madvise(mmap.MADV_HUGEPAGE)
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+        advise(self.address, self.size, mmap.MADV_HUGEPAGE)  # a wish; kernels without transparent huge pages refuse it
         with ThreadPoolExecutor(threads or min(8, os.cpu_count() or 1), "populate") as pool:
-            for _ in pool.map(
-                lambda at: self._populate_step(libc, at), range(0, min(upto or self.size, self.size), _STEP)
-            ):
+            for _ in pool.map(self._populate_step, range(0, min(upto or self.size, self.size), _STEP)):
                 pass
         if upto is None or upto >= self.size:
             self.populated.set()
 
-    def _populate_step(self, libc: ctypes.CDLL, at: int) -> None:
+    def _populate_step(self, at: int) -> None:
         length = min(_STEP, self.size - at)
-        advice = _POPULATE_WRITE if self.writable else _POPULATE_READ
-        while libc.madvise(self.address + at, length, advice):
-            code = ctypes.get_errno()
-            if code == errno.EINTR:
-                continue
-            if code == errno.EINVAL:
-                self.array[at : at + length : mmap.PAGESIZE] |= 0
-                break
+        if self._huge and length >= HUGE and not make_huge(self.address + at, length // HUGE * HUGE):
+            self._huge = False  # once the system has found none, looking for more costs a lot and gains little
+        code = advise(self.address + at, length, POPULATE_WRITE if self.writable else POPULATE_READ)
+        if code == errno.EINVAL:  # before Linux 5.14
+            self.array[at : at + length : mmap.PAGESIZE] |= 0
+        elif code:
             raise OutOfMemory(
                 f"arena {self.name}: faulting in {length} of {self.size} bytes failed: {os.strerror(code)}",
                 "lower its size or raise the memory limit",
@@ -175,7 +164,7 @@ class Arena:
     @property
     def address(self) -> int:
         """Address of the mapping in this process."""
-        return int(self.array.ctypes.data)
+        return address_of(self._view)
 
     def reader_fd(self) -> int:
         """A new descriptor of the same memory through which it can't be mapped for writing."""

@@ -1,7 +1,6 @@
 """Mapped arenas of a driver process, and the checks that keep every span inside them."""
 
 import fcntl
-import mmap
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from omni_flow.data.mapping import map_shared
 from omni_flow.data.transfer.base import Access, ArenaId
 from omni_flow.data.transfer.errors import AccessDenied, BadJob, OutOfBounds, UnknownArena
 
@@ -54,11 +54,9 @@ class ArenaMap:
         if size < 1 or have < size:
             raise BadJob(f"arena {arena} shall have {size} bytes, its file has {have}")
         writable = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR
-        prot = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         if access in ("write", "both") and not writable:
             raise BadJob(f"arena {arena} shall be open to writes, its file is open read-only")
-        view = memoryview(mmap.mmap(fd, size, mmap.MAP_SHARED, prot))
-        made = Arena(arena, size, access, view, writable)
+        made = Arena(arena, size, access, map_shared(fd, size, writable), writable)
         self._arenas[arena] = made
         return made
 

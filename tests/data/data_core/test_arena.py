@@ -1,0 +1,109 @@
+"""Arenas: what is mapped where, and what becomes of their bytes when small pages become huge."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from omni_flow.data.arena import Arena
+from omni_flow.data.mapping import HUGE, make_huge, map_shared
+
+SIZE = 3 * HUGE + 5 * mmap.PAGESIZE
+
+
+def memory_file(size: int = SIZE) -> int:
+    fd = os.memfd_create("omni-test", os.MFD_CLOEXEC)
+    os.ftruncate(fd, size)
+    return fd
+
+
+def mappings(name: str) -> int:
+    """How many mappings of a memory file this process has."""
+    return Path("/proc/self/maps").read_text().count(f"memfd:omni-{name} ")
+
+
+@pytest.mark.parametrize("write", [True, False])
+def test_a_large_arena_is_mapped_where_huge_pages_fit(write: bool) -> None:
+    arena = Arena.attach("test", memory_file(), SIZE, write=write)
+    assert arena.address % HUGE == 0
+    assert arena.size == len(arena.array) == SIZE
+    assert arena.array.flags.writeable is write
+    arena.close()
+
+
+def test_a_mapping_goes_with_its_last_view() -> None:
+    fd = memory_file()
+    view = map_shared(fd, SIZE, write=True)
+    part = np.frombuffer(view, np.uint8)[HUGE : HUGE + 16]
+    del view
+    gc.collect()
+    part[:] = 7
+    assert mappings("test") == 1
+    assert os.pread(fd, 16, HUGE) == b"\7" * 16
+    del part
+    gc.collect()
+    assert mappings("test") == 0
+    os.close(fd)
+
+
+def test_bytes_stay_while_pages_become_huge_under_writers_and_readers() -> None:
+    fd = memory_file(4 * HUGE)
+    owner = Arena.attach("test", os.dup(fd), 4 * HUGE, write=True)
+    reader = Arena.attach("test", owner.reader_fd(), 4 * HUGE, write=False)
+    words = owner.array.view(np.uint64)
+    words[::64] = np.arange(len(words) // 64)
+    done = threading.Event()
+    wrong = 0
+
+    def write() -> None:
+        nonlocal wrong
+        count = 0
+        while not done.is_set():
+            count += 1
+            words[1::64] = count
+            wrong += int((reader.array.view(np.uint64)[1::64] != count).sum())
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    for _ in range(8):
+        make_huge(owner.address, 4 * HUGE)
+    done.set()
+    writer.join()
+    assert wrong == 0
+    assert (reader.array.view(np.uint64)[::64] == np.arange(len(words) // 64)).all()
+    os.close(fd)
+    owner.close()
+    reader.close()
+
+
+@pytest.mark.parametrize("populate", ["now", "background", "lazy"])
+@pytest.mark.parametrize("huge", [True, False])
+def test_an_arena_is_zero_and_its_memory_is_there(huge: bool, populate: str) -> None:
+    arena = Arena.create("test", SIZE, huge=huge, populate=populate)
+    assert arena.populated.wait(30)
+    assert arena.size >= SIZE
+    if populate != "lazy" and arena.page_size == mmap.PAGESIZE:
+        assert os.fstat(arena.fd).st_blocks * 512 == arena.size
+    assert not arena.array.any()
+    arena.close()
+
+
+def test_an_arena_asked_to_be_huge_has_huge_pages_where_the_kernel_gives_them() -> None:
+    probe = memory_file(HUGE)
+    mapped = map_shared(probe, HUGE, write=True)
+    given = make_huge(np.frombuffer(mapped, np.uint8).ctypes.data, HUGE)
+    arena = Arena.create("huge-test", 4 * HUGE)
+    reader = Arena.attach("huge-test", arena.reader_fd(), arena.size, write=False)
+    reader.populate()
+    smaps = Path("/proc/self/smaps").read_text().split("memfd:omni-huge-test ")[1:]
+    huge = sum(int(part.split("ShmemPmdMapped:")[1].split()[0]) for part in smaps)
+    assert arena.page_size == HUGE or (huge == 2 * 4 * HUGE >> 10) is given
+    os.close(probe)
+    arena.close()
+    reader.close()
