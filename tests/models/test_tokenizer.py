@@ -1,0 +1,111 @@
+"""The processor of a checkpoint folder, held against transformers' tokenizer of the same files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from omni_flow.compute.errors import BadCheckpoint, BadRequest
+from omni_flow.models.deepseek_v2.template import TEMPLATE
+from omni_flow.models.tokenizer import ChatMessage, Processor
+from omni_flow.testing import tiny_checkpoint
+
+CHATML = (
+    "{% for message in messages %}\n    {% if message.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}\n"
+    "<|{{ message.role }}|>{{ message['content'] | trim }}{{ eos_token }}\n{% endfor %}\n"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+TALK: list[ChatMessage] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Grüß dich 🙂\n\n  Wie geht's?"},
+    {"role": "assistant", "content": "Hallo!"},
+    {"role": "user", "content": ""},
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint("deepseek_v2", tmp_path_factory.mktemp("model"))
+
+
+def without_template(folder: Path) -> None:
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config.pop("chat_template", None)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, CHATML])
+@pytest.mark.parametrize("turns", [1, 2, 3, 4])
+def test_a_conversation_is_tokenized_as_by_transformers(tmp_path: Path, template: str, turns: int) -> None:
+    folder = tiny_checkpoint("deepseek_v2", tmp_path)
+    without_template(folder)
+    oracle = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    oracle.chat_template = template
+    expected = oracle.apply_chat_template(TALK[:turns], add_generation_prompt=True, tokenize=True, return_dict=False)
+    processor = Processor(folder, template)
+    assert list(processor.chat(TALK[:turns]).ids) == expected
+    assert processor.end_id == oracle.eos_token_id
+    assert processor.decode(expected) == oracle.decode(expected, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, CHATML])
+def test_the_next_prompt_of_a_conversation_is_the_last_with_its_answer_and_what_follows(
+    tmp_path: Path, template: str
+) -> None:
+    folder = tiny_checkpoint("deepseek_v2", tmp_path)
+    without_template(folder)
+    processor = Processor(folder, template)
+    answer: ChatMessage = {"role": "assistant", "content": "Hallo!"}
+    asked: ChatMessage = {"role": "user", "content": "Und \x00answer\x00?"}
+    whole = list(processor.chat([*TALK[:2], answer, asked]).ids)
+    after = list(processor.after_answer(asked).ids)
+    assert whole[-len(after) :] == after
+    assert processor.decode(whole[: -len(after)]).endswith("Hallo!")
+
+
+def test_a_template_lies_in_a_file_or_in_the_config_alone_or_among_others(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    asked: list[ChatMessage] = [{"role": "user", "content": "a"}]
+
+    def rendered(config: object) -> str:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+        processor = Processor(tmp_path, "given")
+        return processor.decode(processor.chat(asked).ids)
+
+    assert rendered({}) == "given"
+    assert rendered({"chat_template": "alone"}) == "alone"
+    several = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "chosen"}]
+    assert rendered({"chat_template": several}) == "chosen"
+    (tmp_path / "chat_template.jinja").write_text("of the file")
+    assert rendered({"chat_template": "alone"}) == "of the file"
+
+
+def test_what_is_missing_or_broken_is_named(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadCheckpoint, match=r"no tokenizer\.json"):
+        Processor(tmp_path)
+    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    with pytest.raises(BadCheckpoint, match="no chat template"):
+        Processor(tmp_path)
+    with pytest.raises(BadCheckpoint, match="template is broken"):
+        Processor(tmp_path, "{% if %}")
+    (tmp_path / "tokenizer_config.json").write_text("[")
+    with pytest.raises(BadCheckpoint, match=r"tokenizer_config\.json is no JSON"):
+        Processor(tmp_path, "x")
+
+
+def test_what_the_template_refuses_is_the_callers_mistake(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("deepseek_v2", tmp_path)
+    without_template(folder)
+    with pytest.raises(BadRequest, match="no tools"):
+        Processor(folder, CHATML).chat([{"role": "tool", "content": "x"}])
+
+
+def test_marks_are_told_from_text(folder: Path) -> None:
+    processor = Processor(folder)
+    assert processor.end_id is not None
+    assert processor.is_special(processor.end_id)
+    assert not any(processor.is_special(token) for token in processor.text("ab").ids[1:])
