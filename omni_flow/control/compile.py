@@ -201,7 +201,7 @@ class _Compiler:
         back = self.scopes.is_back(slot)
         depth = len(self.scopes.slot_scope(interface, slot) or ())
         levels = levels_of(slot, self.scopes.fields[target]) if slot.join in CLOSING else 0
-        key = (target, back, slot.join, levels, slot.n, slot.size, slot.stride, slot.left, id(slot.policy))
+        key = (target, back, _effective(slot), levels, slot.n, slot.size, slot.stride, slot.left, id(slot.policy))
         if key in keys:
             return keys[key]
         n_slot = None
@@ -212,7 +212,7 @@ class _Compiler:
             Slot(
                 index=len(slots),
                 field=self.field_ids[target],
-                join=slot.join,
+                join=_effective(slot),
                 depth=depth,
                 field_depth=len(self.scopes.fields[target]),
                 levels=levels,
@@ -235,7 +235,7 @@ class _Compiler:
             index=index,
             name=name,
             field=self.field_ids[slot.field],
-            join=slot.join,
+            join=_effective(slot),
             depth=len(field_scope) - levels,
             levels=levels,
             n=slot.n,
@@ -351,6 +351,11 @@ class _Compiler:
             ends={k: tuple(v) for k, v in ends.items()},
             retriable=all(i.spec.retries > 0 for i in own),
         )
+
+
+def _effective(slot: SlotSpec) -> Join:
+    """The join a slot comes to: a count of "all" is collect. The word in a field or param is no number of values."""
+    return Join.COLLECT if slot.join is Join.COUNT and slot.n == "all" else slot.join
 
 
 def _count_users(slots: list[Slot]) -> dict[int, tuple[int, ...]]:

@@ -34,7 +34,7 @@ class Closing:
 
     def decide(self) -> Cell:
         """The list, the last value, ABSENT, a Failure, or WAITING while frames in order don't decide it."""
-        if self._join is Join.COUNT and self.n != "all":
+        if self._join is Join.COUNT:
             return self._count()
         self._pull(None)
         if self._failure is not None:
