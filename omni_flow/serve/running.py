@@ -228,7 +228,7 @@ class Book:
         running.outputs = outputs
         running.sent = frozenset(inputs) | served.pushed
         if state is not None:
-            state.begin()
+            state.begin(call.key.salt)
         self.live[running.id] = running
         return running
 

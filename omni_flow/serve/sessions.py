@@ -14,9 +14,12 @@ _ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
 class SessionState:
-    """One session of one caller. `key` names it to the runtime: two callers' sessions of one id are two."""
+    """One session of one caller. `key` names it to the runtime: two callers' sessions of one id are two.
 
-    __slots__ = ("_now", "created", "id", "key", "live", "params", "turns", "used")
+    `salt`: the tenant that its requests went to the runtime with.
+    """
+
+    __slots__ = ("_now", "created", "id", "key", "live", "params", "salt", "turns", "used")
 
     def __init__(self, tenant: str, id: str, now: Callable[[], float]) -> None:
         self.id, self.key = id, f"{tenant}:{id}"
@@ -24,9 +27,11 @@ class SessionState:
         self.created = self.used = now()
         self.turns = self.live = 0
         self.params: dict[str, Any] = {}
+        self.salt = ""
 
-    def begin(self) -> None:
+    def begin(self, salt: str) -> None:
         """A request of it starts."""
+        self.salt = salt
         self.turns += 1
         self.live += 1
         self.used = self._now()
@@ -50,11 +55,15 @@ class SessionState:
 
 
 class Sessions:
-    """At most `most`; one that was idle for `idle_s` is forgotten, and the longest idle one when there are too many."""
+    """At most `most`; one that was idle for `idle_s` is forgotten, and the longest idle one when there are too many.
+
+    `on_over` is called with each that is closed or forgotten.
+    """
 
     def __init__(self, most: int, idle_s: float, now: Callable[[], float] = time.time) -> None:
         self._most, self._idle_s, self._now = most, idle_s, now
         self._all: OrderedDict[str, SessionState] = OrderedDict()
+        self.on_over: Callable[[SessionState], None] = lambda state: None
 
     def of(self, tenant: str, id: str) -> SessionState:
         """The session, made at need. Raises ApiError naming `session`."""
@@ -79,6 +88,7 @@ class Sessions:
         """Forget a session. Raises ApiError 404."""
         found = self.find(tenant, id)
         del self._all[found.key]
+        self.on_over(found)
         return found
 
     def list(self, tenant: str) -> list[SessionState]:
@@ -96,3 +106,4 @@ class Sessions:
                 return
             if not state.live:
                 del self._all[key]
+                self.on_over(state)

@@ -13,7 +13,7 @@ from omni_flow.serve.media.service import Media
 from omni_flow.serve.metrics import Metrics
 from omni_flow.serve.running import Book, Running
 from omni_flow.serve.served import Catalogue, Served
-from omni_flow.serve.sessions import Sessions
+from omni_flow.serve.sessions import Sessions, SessionState
 from omni_flow.serve.settings import Settings
 
 log = logging.getLogger("omni_flow.serve")
@@ -43,6 +43,7 @@ class State:
         self.catalogue = Catalogue(served)
         self.metrics = Metrics()
         self.sessions = Sessions(settings.max_sessions, settings.session_idle_s)
+        self.sessions.on_over = self._session_over
         self.book = Book(settings, self.metrics, self.sessions)
         self.media = Media(settings.media)
 
@@ -50,6 +51,10 @@ class State:
     def stopping(self) -> bool:
         """Whether no new requests are taken."""
         return self.book.stopping
+
+    def _session_over(self, session: SessionState) -> None:
+        for served in self.catalogue.graphs.values():
+            served.deployment.gateway.end_session(session.key, session.salt)
 
     @contextlib.asynccontextmanager
     async def feeding(self, feed: Feed, running: Running) -> AsyncIterator[None]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 from omni_flow.control.facts import Failure
 from omni_flow.control.request import Outcome
@@ -71,7 +72,10 @@ class AsyncRequest:
 
 
 class AsyncSession:
-    """Requests that share an id and params. Requests of one session are independent of each other."""
+    """Requests that share an id and params. Requests of one session are independent of each other.
+
+    Roles may keep something for a session (a conversation): `close()` it or `async with` it, and they let go of it.
+    """
 
     def __init__(self, gateway: Gateway, id: str | None = None, params: Mapping[str, Any] | None = None) -> None:
         self.id = id or secrets.token_hex(8)
@@ -106,6 +110,18 @@ class AsyncSession:
             timeline=timeline,
         )
         return AsyncRequest(live)
+
+    async def close(self) -> None:
+        """Tell every replica that the session is over. Its requests under way go on."""
+        self._gateway.end_session(self.id)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
 
 
 class Request:
@@ -194,6 +210,18 @@ class Session:
         """As `AsyncSession.submit`."""
         made = self._session.submit(deadline=deadline, params=params, seed=seed, timeline=timeline, **inputs)
         return Request(self._call(made), self._call)
+
+    def close(self) -> None:
+        """As `AsyncSession.close`."""
+        self._call(self._session.close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 class Caller:

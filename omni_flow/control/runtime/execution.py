@@ -7,9 +7,10 @@ without a task per activation; when role code suspends inside it, another runner
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -320,6 +321,28 @@ class Execution:
             running.party.to_gateway(Message(TIMELINE, activation.interface.id, activation.path, 0, stamp))
         if not self._awake:
             self.node.schedule_flush()
+
+    def end_session(self, session: str, tenant: str) -> None:
+        """Tell the role, if it has a method `end_session`: on the loop if that is `async`, else in its thread."""
+        method = getattr(self.replica.instance, "end_session", None)
+        if inspect.iscoroutinefunction(method):
+            task = self.node.loop.create_task(self._guarded(method(session, tenant)))
+            self._runners.add(task)
+            task.add_done_callback(self._runners.discard)
+        elif method is not None:
+            self.threads.submit(lambda: self._end_in_thread(method, session, tenant))
+
+    async def _guarded(self, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except Exception:
+            self.replica.log.exception("end_session raised")
+
+    def _end_in_thread(self, method: Callable[[str, str], None], session: str, tenant: str) -> None:
+        try:
+            method(session, tenant)
+        except Exception:
+            self.replica.log.exception("end_session raised")
 
     def close(self) -> None:
         """End runners and threads."""

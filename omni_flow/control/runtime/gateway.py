@@ -33,7 +33,7 @@ from omni_flow.control.runtime.execution import TIMELINE
 from omni_flow.control.runtime.party import Outbox
 from omni_flow.control.runtime.prefixes import Key, pieces_of
 from omni_flow.control.runtime.values import WrongValue, may_spill
-from omni_flow.control.runtime.wire import CLOSE, LOST, Envelope, Head, encode_head
+from omni_flow.control.runtime.wire import CLOSE, LOST, EndSession, Envelope, Head, encode_head
 from omni_flow.control.types import Type
 from omni_flow.refs import ABSENT
 
@@ -256,6 +256,11 @@ class Gateway:
             if address is not None:
                 self.node.post(address, envelope)
         self.on_finished(head)
+
+    def end_session(self, session: str, tenant: str = "") -> None:
+        """Tell every replica that a session is over. Its requests under way go on."""
+        for address in {record.address for record in self.node.roster.live.values()}:
+            self.node.post(address, EndSession(session, tenant))
 
     async def close(self) -> None:
         """Cancel what is live and tell everyone."""

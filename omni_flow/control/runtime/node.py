@@ -17,7 +17,17 @@ from omni_flow.control.runtime.party import SHARE_BITS, SHARE_MASK, TO_GATEWAY, 
 from omni_flow.control.runtime.roster import Members
 from omni_flow.control.runtime.tensors import Spilled
 from omni_flow.control.runtime.values import Values
-from omni_flow.control.runtime.wire import CLOSE, GATEWAY_ROLE, Census, Envelope, Inspect, Roster, Seen, Suspect
+from omni_flow.control.runtime.wire import (
+    CLOSE,
+    GATEWAY_ROLE,
+    Census,
+    EndSession,
+    Envelope,
+    Inspect,
+    Roster,
+    Seen,
+    Suspect,
+)
 from omni_flow.control.transport.base import Transport
 from omni_flow.control.transport.errors import MessageTooLarge
 
@@ -130,6 +140,9 @@ class Node:
                 self.apply(item)
                 if self.registry is not None:
                     self.post(self.registry, Seen(self.address, item.version))
+            elif type(item) is EndSession:
+                for replica in self.replicas.values():
+                    replica.execution.end_session(item.session, item.tenant)
             elif type(item) is Inspect:
                 self.post(item.reply_to, Census(self.address, item.token, self.census()))
             elif type(item) is Census:

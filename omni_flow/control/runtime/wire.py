@@ -132,7 +132,14 @@ class Seen(msgspec.Struct, array_like=True, tag=9):
     version: int
 
 
-Packet = Envelope | Register | Roster | Suspect | Retire | Subscribe | Retired | Inspect | Census | Seen
+class EndSession(msgspec.Struct, array_like=True, tag=10):
+    """A gateway tells every replica that a session of a tenant is over: what roles keep for it is free."""
+
+    session: str
+    tenant: str
+
+
+Packet = Envelope | Register | Roster | Suspect | Retire | Subscribe | Retired | Inspect | Census | Seen | EndSession
 
 _encode_head = msgspec.msgpack.Encoder().encode
 _decode_head = msgspec.msgpack.Decoder(Head).decode

@@ -31,6 +31,36 @@ class Busy:
         ctx.progress(1.0, f"{x} in a thread")
 
 
+class Keeper:
+    """Keeps what sessions say until they are over."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[str, str | None], list[int]] = {}
+
+    async def keep(self, ctx: Context, x: int) -> int:
+        kept = self.kept.setdefault((ctx.tenant, ctx.session), [])
+        kept.append(x)
+        return len(kept)
+
+    async def end_session(self, session: str, tenant: str) -> None:
+        del self.kept[tenant, session]
+
+
+class PlainKeeper:
+    """A `Keeper` without async."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[str, str | None], list[int]] = {}
+
+    def keep(self, ctx: Context, x: int) -> int:
+        kept = self.kept.setdefault((ctx.tenant, ctx.session), [])
+        kept.append(x)
+        return len(kept)
+
+    def end_session(self, session: str, tenant: str) -> None:
+        del self.kept[tenant, session]
+
+
 class Upper:
     def run(self, x: Any) -> Any:
         return x.upper()

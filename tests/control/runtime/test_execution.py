@@ -14,7 +14,7 @@ from omni_flow import ABSENT, Batch, Graph, RequestFailed, Tensor, Text, collect
 from omni_flow.control.runtime.client import AsyncSession
 
 from .conftest import deployed
-from .roles import Batched, Busy, Counter, Double, Echo, Pair, Slow, Total, Upper, Where, Wrong
+from .roles import Batched, Busy, Counter, Double, Echo, Keeper, Pair, PlainKeeper, Slow, Total, Upper, Where, Wrong
 
 Run = Callable[..., dict[str, Any]]
 
@@ -86,6 +86,30 @@ def test_what_a_role_says_last_of_its_progress_stands_in_the_timeline() -> None:
             return [(span.interface, span.note) for span in request.timeline()]
 
     assert asyncio.run(body()) == [("busy.run", "all of 3"), ("busy.in_thread", "3 in a thread")]
+
+
+@pytest.mark.parametrize("cls", [Keeper, PlainKeeper])
+def test_a_role_lets_go_of_a_session_that_is_closed_and_of_no_other(
+    cls: type, caplog: pytest.LogCaptureFixture
+) -> None:
+    graph, keep = one(cls, "keep", ["y"])
+    graph.output(y=keep.y)
+
+    async def body() -> list[int]:
+        said = []
+        async with deployed(graph) as app:
+            async with AsyncSession(app.gateway, "a") as session, AsyncSession(app.gateway, "b") as other:
+                for turn in (session, session, other, session):
+                    said.append((await (await turn.submit(x=0)).result())["y"])
+                await session.close()
+                for turn in (session, other):
+                    said.append((await (await turn.submit(x=0)).result())["y"])
+            app.gateway.end_session("never seen")
+            await (await AsyncSession(app.gateway).submit(x=0)).result()
+        return said
+
+    assert asyncio.run(body()) == [1, 2, 1, 3, 1, 2]
+    assert caplog.text.count("end_session raised") == 1
 
 
 def test_absent_travels_to_the_client(run: Run) -> None:
