@@ -124,6 +124,13 @@ def seeds() -> list[bytes]:
         [client, *store, (Op.LOOKUP, b.Lookup((b.Group("kv"),), prefetch=True), (keys,)), (Op.PING, None, ())],
         [client, *store, (Op.UNPIN, b.Unpin("kv", 2), (u4[:2],)), (Op.HINT, b.Hint("kv", 2, 9), (keys,))],
         [client, *store, (Op.DROP, b.PoolName("kv"), (keys,)), (Op.PROBE, b.PoolName("kv"), (keys,))],
+        [
+            client,
+            *store,
+            (Op.S_KEEP, b.SessionKeep("kv", "s", b"root", 16, 9.0), (keys,)),
+            (Op.S_TIERS, b.SessionEnd("s"), ()),
+            (Op.S_END, b.SessionEnd("s"), ()),
+        ],
         [client, store[0], (Op.ABORT, b.Abort("kv", 1, 5), (u4[:3],)), (Op.GOODBYE, None, ())],
         [client, (Op.LOOKUP, b.Lookup((b.Group("kv", 2, 2), b.Group("kv")), False, 7), (keys, keys)), *store],
         [

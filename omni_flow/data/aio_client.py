@@ -32,7 +32,18 @@ from omni_flow.data.kv_client import (
     room_of,
     stored_of,
 )
-from omni_flow.data.messages import L1, L2, Abort, Group, PoolName, Tree, Unpin
+from omni_flow.data.messages import (
+    L1,
+    L2,
+    Abort,
+    Group,
+    PoolName,
+    SessionEnd,
+    SessionPages,
+    SessionTiers,
+    Tree,
+    Unpin,
+)
 from omni_flow.data.protocol import ERROR, EVENT, REPLY, Column, Message, Op, encode, keys_array
 
 U32 = NDArray[np.uint32]
@@ -244,6 +255,9 @@ class AsyncMemoryManagerClient:
 
     async def push(self, pool: str, keys: Keys, peer: str, *, timeout: float = 30.0) -> NDArray[np.uint8]:
         return (await self._ask(bring_request("push", pool, keys, peer, L1, timeout))).column(0, "|u1")
+
+    async def session_tiers(self, session: str) -> tuple[SessionPages, ...]:
+        return (await self.call(Op.S_TIERS, SessionEnd(session))).body(SessionTiers).pages
 
     async def ping(self) -> None:
         await self.call(Op.PING)

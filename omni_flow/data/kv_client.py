@@ -28,6 +28,10 @@ from omni_flow.data.messages import (
     PoolName,
     Reserve,
     Reserved,
+    SessionEnd,
+    SessionKeep,
+    SessionPages,
+    SessionTiers,
     Unpin,
 )
 from omni_flow.data.protocol import MAX_BATCH, Column, Message, Op, keys_array
@@ -228,3 +232,20 @@ class KvCalls(ABC):
     def hint(self, pool: str, keys: Keys, priority: int, ttl: int) -> None:
         """Ask to keep pages: priority 0 to 3 for `ttl` seconds."""
         self.call(Op.HINT, Hint(pool, priority, ttl), (keys_array(keys),))
+
+    def keep_session(self, pool: str, session: str, chain: bytes, keys: Keys, *, tokens: int, ttl: float) -> None:
+        """A turn of a session ended with these pages of `tokens` tokens: they go last for `ttl` seconds.
+
+        Pages of its last turn on this `chain` that are not among them are let go. When this connection ends, so does
+        what it kept. More than `MAX_BATCH` keys: the first of them.
+        """
+        body = SessionKeep(pool, session, chain, tokens, ttl)
+        self.call(Op.S_KEEP, body, (keys_array(keys)[:MAX_BATCH],))
+
+    def end_session(self, session: str) -> None:
+        """The session is over: its pages that no other session has, and that nobody has pinned, are dropped."""
+        self.call(Op.S_END, SessionEnd(session))
+
+    def session_tiers(self, session: str) -> tuple[SessionPages, ...]:
+        """What a session has, by pool and chain; empty for one that is not known."""
+        return self.call(Op.S_TIERS, SessionEnd(session)).body(SessionTiers).pages

@@ -253,15 +253,18 @@ class KvService(BaseService):
         body = message.body(Hint)
         if not 0 <= body.priority <= 3 or not 0 <= body.ttl < 1 << 30:
             raise BadArgument(f"priority {body.priority} for {body.ttl} s", "priority 0 to 3, ttl ≥ 0")
-        pool = self.pool(body.pool)
-        rows, tiers = pool.locate(message.column(0, "key"), L1 | L2)
-        until = time.monotonic() + body.ttl
+        self.keep(self.pool(body.pool), message.column(0, "key"), body.priority, time.monotonic() + body.ttl)
+        session.reply(message)
+
+    @staticmethod
+    def keep(pool: KvPool, keys: U8, priority: int, until: float) -> None:
+        """Keep the copies of these pages in L1 and L2 at a priority until a time; 0: as any page."""
+        rows, tiers = pool.locate(keys, L1 | L2)
         for bit in (L1, L2):
             policy = pool.policies[bit]
             slots = pool.table.slots_of(bit)[rows[(tiers & bit) != 0]]
             if len(slots) and isinstance(policy, KeepHints):
-                policy.keep(slots, body.priority, until)
-        session.reply(message)
+                policy.keep(slots, priority, until)
 
     # -- seeing it ----------------------------------------------------------------------------------------------
 

@@ -25,17 +25,18 @@ from omni_flow.data.kv_service import KvService
 from omni_flow.data.logs import log_to_stderr
 from omni_flow.data.server import Server, ServerConfig, serve
 from omni_flow.data.session import Service
+from omni_flow.data.session_service import SessionService
 from omni_flow.data.temp_service import TempService
 from omni_flow.data.transfer.service import DirectoryService
 from omni_flow.data.weights.service import WeightService
 
 
 def default_services(server: Server) -> Sequence[Service]:
-    """The services of a node: KV pools, their movers, TempBuffers, weights."""
+    """The services of a node: KV pools, sessions' leases on them, their movers, TempBuffers, weights."""
     config = server.config
     kv = KvService(config.pools)
     jobs = JobService(kv, server, config.prefetch_bytes)
-    services: list[Service] = [kv, jobs]
+    services: list[Service] = [kv, SessionService(kv), jobs]
     if config.temp_bytes:
         temp = TempService(config.temp_bytes, config.temp_large_bytes, config.temp_client_bytes, config.orphan_s)
         server.arena_of["temp/ledger"] = temp.ledger

@@ -144,6 +144,39 @@ class Hint(msgspec.Struct, array_like=True):
     ttl: int = 0
 
 
+class SessionKeep(msgspec.Struct, array_like=True):
+    """A turn of a session ended with the pages of the key column, of `tokens` tokens each; keep them for `ttl` seconds.
+
+    `chain`: which sequence of pages this is (the root of a namespace); the next turn on it takes its place.
+    """
+
+    pool: str
+    session: str
+    chain: bytes
+    tokens: int
+    ttl: float
+
+
+class SessionEnd(msgspec.Struct, array_like=True):
+    session: str
+
+
+class SessionPages(msgspec.Struct, array_like=True):
+    """What a session has in one pool: pages by tier, how many are kept, bytes and tokens a page."""
+
+    pool: str
+    page_bytes: int
+    tokens: int
+    kept: int
+    l1: int
+    l2: int
+    l3: int
+
+
+class SessionTiers(msgspec.Struct, array_like=True):
+    pages: tuple[SessionPages, ...]
+
+
 class TempLease(msgspec.Struct, array_like=True):
     size: int
     count: int

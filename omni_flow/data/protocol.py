@@ -66,6 +66,9 @@ class Op:
     PROBE: Final = 0x15
     DROP: Final = 0x16
     HINT: Final = 0x17
+    S_KEEP: Final = 0x18
+    S_END: Final = 0x19
+    S_TIERS: Final = 0x1A
     T_LEASE: Final = 0x30
     T_FLUSH: Final = 0x31
     T_RETURN: Final = 0x32
