@@ -24,7 +24,6 @@ from omni_flow.data.hostid import host_id
 from omni_flow.data.kv_client import KvCalls
 from omni_flow.data.messages import ArenaInfo, ArenaRef, Hello, Tree, Welcome
 from omni_flow.data.protocol import ERROR, EVENT, MAX_MESSAGE, REPLY, Column, Failure, Message, Op, decode, encode
-from omni_flow.data.zmq_link import ZmqLink
 
 _ANCILLARY: Final = socket.CMSG_SPACE(253 * 4)
 _CLOEXEC: Final = int(socket.MSG_CMSG_CLOEXEC)
@@ -43,6 +42,9 @@ class Link(Protocol):
         Args:
             fds: take descriptors that come along; without it they are lost.
         """
+
+    def keep_alive(self, message: Callable[[], bytes]) -> None:
+        """Send `message()` now and then for as long as the link is open, if the server can't see the client's end."""
 
     def close(self) -> None: ...
 
@@ -111,6 +113,9 @@ class UnixLink:
             came.extend(received)
         return decode(self._buffer, length, came)
 
+    def keep_alive(self, message: Callable[[], bytes]) -> None:
+        """Needs nothing: the socket ends with the process."""
+
     def close(self) -> None:
         self.sock.close()
 
@@ -118,6 +123,8 @@ class UnixLink:
 def open_link(address: str, shared_key: str = "") -> Link:
     """Connect to a path (SEQPACKET) or to a ZMQ endpoint (`ipc://`, `tcp://`)."""
     if "://" in address:
+        from omni_flow.data.zmq_link import ZmqLink
+
         return ZmqLink(address, shared_key)
     return UnixLink(address)
 
@@ -181,7 +188,7 @@ class MemoryManagerClient(KvCalls):
             reply = self._exchange(Op.HELLO, self._hello, (), (), self.timeout)
             self.welcome = reply.body(Welcome)
             self.epoch = self.welcome.epoch
-            if isinstance(self.link, ZmqLink) and not self.welcome.local:
+            if not self.welcome.local:
                 self.link.keep_alive(self._alive)
         except BaseException:
             self.link.close()
@@ -369,7 +376,7 @@ class MemoryManagerClient(KvCalls):
 
     def close(self) -> None:
         """End the session; the server takes everything back. Mappings go with the last array over them."""
-        if isinstance(self.link, ZmqLink) and not self._closed:
+        if not isinstance(self.link, UnixLink) and not self._closed:
             self.tell(Op.GOODBYE)
         self._closed = True
         self.link.close()

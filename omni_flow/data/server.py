@@ -129,6 +129,7 @@ class Server:
         )
         self.reclaim_worst_s = 0.0
         self.reclaim_last_s = 0.0
+        self.reclaim_seen_at = 0.0
         self._numbers = 0
         self._running = True  # from here on: a SIGTERM may come before `run`
         self._timed = False
@@ -263,7 +264,8 @@ class Server:
         self.sessions.pop(session.id, None)
         self.counters["sessions_closed"] += 1
         if session.ready:
-            self.reclaims.append(Reclaim(session, self._close_all(session), time.monotonic()))
+            self.reclaim_seen_at = time.monotonic()
+            self.reclaims.append(Reclaim(session, self._close_all(session), self.reclaim_seen_at))
 
     def _close_all(self, session: Session) -> Iterator[None]:
         for service in self.services:
@@ -440,6 +442,7 @@ class Server:
         numbers["sessions"] = len(self.sessions)
         numbers["reclaims_running"] = len(self.reclaims)
         numbers["reclaim_last_s"] = self.reclaim_last_s
+        numbers["reclaim_seen_at"] = self.reclaim_seen_at
         numbers["reclaim_slice_worst_s"] = self.reclaim_worst_s
         for name, arena in self.arenas.items():
             numbers[f"arena_bytes/{name}"] = arena.size
