@@ -1,7 +1,7 @@
 """Dynamic batching: activations of one interface, of whatever requests, in one call of its method.
 
-The method gets lists and returns a list as long. Items are independent: a call that raises is run again item by item,
-so only items that raise alone fail.
+The method gets lists and returns a list as long. What goes together, and what a call that raised comes to, is in
+`control/batches.py`; here are the clock, the task and the thread.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from omni_flow.control.batches import Arguments, Waiting, alike, answered
 from omni_flow.control.runtime.methods import Method
 from omni_flow.control.share import RoleError
 
 if TYPE_CHECKING:
     from omni_flow.control.runtime.execution import Execution, Running
 
-Arguments = Mapping[str, Any]
+Item = tuple["Running", Arguments]
 
 
 class Batcher:
@@ -30,16 +31,14 @@ class Batcher:
         assert method.batch is not None
         self._execution = execution
         self._method = method
-        self._max = method.batch.max
         self._wait_s = method.batch.wait_ms / 1e3
-        self._waiting: list[Running] = []
+        self._waiting: Waiting[Running] = Waiting(method.batch.max)
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     def add(self, running: Running) -> None:
         """Take one activation."""
-        self._waiting.append(running)
-        if len(self._waiting) >= self._max:
+        if self._waiting.add(running):
             self._dispatch()
         elif self._timer is None:
             loop = self._execution.node.loop
@@ -49,9 +48,8 @@ class Batcher:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        batch, self._waiting = self._waiting, []
-        groups: dict[frozenset[str], list[tuple[Running, Arguments]]] = {}
-        for running in batch:
+        items: list[Item] = []
+        for running in self._waiting.take():
             if running.activation.closed:
                 continue
             try:
@@ -60,24 +58,24 @@ class Batcher:
                 self._execution.fail(running, wrong)
                 continue
             running.started = time.time()
-            groups.setdefault(frozenset(arguments), []).append((running, arguments))
-        for items in groups.values():
-            task = self._execution.node.loop.create_task(self._run(items))
+            items.append((running, arguments))
+        for call in alike(items):
+            task = self._execution.node.loop.create_task(self._run(call))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _run(self, items: list[tuple[Running, Arguments]]) -> None:
-        try:
-            results = await self._call(items)
-        except Exception as error:
-            if len(items) == 1:
-                self._execution.fail(items[0][0], error)
-            else:
-                for item in items:
-                    await self._run([item])
-            return
-        for (running, _), result in zip(items, results, strict=True):
-            self._say(running, result)
+    async def _run(self, items: Sequence[Item]) -> None:
+        calls = [items]
+        while calls:
+            going = [item for item in calls.pop(0) if not item[0].activation.closed]
+            if not going:
+                continue
+            answer = answered(going, await self._call(going))
+            calls += answer.again
+            for (running, _), error in answer.raised:
+                self._execution.fail(running, error)
+            for (running, _), result in answer.said:
+                self._say(running, result)
 
     def _say(self, running: Running, result: Any) -> None:
         if running.activation.closed:
@@ -90,42 +88,49 @@ class Batcher:
         else:
             self._execution.finish(running)
 
-    async def _call(self, items: list[tuple[Running, Arguments]]) -> Sequence[Any]:
+    async def _call(self, items: Sequence[Item]) -> Sequence[Any] | BaseException:
+        """The result of each item, or what the call raised."""
         method = self._method
-        names = items[0][1]
-        columns = {name: [arguments[name] for _, arguments in items] for name in names}
+        columns = {name: [arguments[name] for _, arguments in items] for name in items[0][1]}
         contexts = [[self._execution.context(running) for running, _ in items]] if method.takes_ctx else []
-        if method.asynchronous:
-            results = await method.call(*contexts, **columns)
-        else:
-            results = await self._in_thread(contexts, columns)
+        call = self._on_loop if method.asynchronous else self._in_thread
+        results = await call(contexts, columns)
+        if isinstance(results, BaseException):
+            return results
         if not isinstance(results, Sequence) or isinstance(results, (str, bytes)) or len(results) != len(items):
-            raise RoleError(
+            return RoleError(
                 f"{method.interface.name} was given a batch of {len(items)} and must return a list as long, "
                 f"not {type(results).__name__}"
             )
         return results
 
+    async def _on_loop(self, contexts: list[Any], columns: Mapping[str, list[Any]]) -> Any:
+        try:
+            return await self._method.call(*contexts, **columns)
+        except asyncio.CancelledError as error:
+            if self._execution.closed:
+                raise
+            return error
+        except Exception as error:
+            return error
+
     async def _in_thread(self, contexts: list[Any], columns: Mapping[str, list[Any]]) -> Any:
         future: asyncio.Future[Any] = self._execution.node.loop.create_future()
         threads = self._execution.threads
 
-        def settle(result: Any, error: Exception | None) -> None:
-            if future.cancelled():
-                return
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
+        def settle(answer: Any) -> None:
+            if not future.done():
+                future.set_result(answer)
 
         def work() -> None:
+            answer: Any
             try:
-                result = self._method.call(*contexts, **columns)
-            except Exception as error:
-                failure = error
-                threads.post(lambda: settle(None, failure))
-            else:
-                threads.post(lambda: settle(result, None))
+                answer = self._method.call(*contexts, **columns)
+            except SystemExit:
+                raise
+            except BaseException as error:  # a thread that died of one would leave everybody else waiting
+                answer = error
+            threads.post(lambda: settle(answer))
 
         threads.submit(work)
         return await future

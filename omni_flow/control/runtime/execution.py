@@ -228,7 +228,9 @@ class Execution:
             else:
                 result = running.method.call(**arguments)
             outputs = running.method.returned(result)
-        except Exception as error:
+        except SystemExit:
+            raise
+        except BaseException as error:  # a thread that died of one would leave everybody else waiting
             failure = error
             self.threads.post(lambda: self._thread_done(running, started, [], failure))
         else:
@@ -237,7 +239,7 @@ class Execution:
             running.in_thread = False
 
     def _thread_done(
-        self, running: Running, started: float, outputs: list[tuple[OutputPort, Any]], error: Exception | None
+        self, running: Running, started: float, outputs: list[tuple[OutputPort, Any]], error: BaseException | None
     ) -> None:
         running.started = started
         if running.activation.closed:

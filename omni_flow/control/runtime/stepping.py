@@ -99,7 +99,9 @@ class Stepper:
             if close is not None:
                 close()
             threads.post(lambda: self._stepped([], over=True, error=None))
-        except Exception as error:
+        except SystemExit:
+            raise
+        except BaseException as error:  # a thread that died of one would leave everybody else waiting
             failure = error
             threads.post(lambda: self._stepped([], over=True, error=failure))
         finally:

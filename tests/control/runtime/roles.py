@@ -61,6 +61,35 @@ class PlainKeeper:
         del self.kept[tenant, session]
 
 
+class Odd:
+    """Raises the error of a number: what is no `Exception`, or that futures and generators take amiss."""
+
+    errors = (asyncio.CancelledError, KeyboardInterrupt, StopIteration, GeneratorExit)
+
+    def _check(self, x: int) -> int:
+        if x >= 0:
+            raise self.errors[x]
+        return x
+
+    async def on_loop(self, x: int) -> int:
+        return self._check(x)
+
+    def in_thread(self, x: int) -> int:
+        return self._check(x)
+
+    async def stream_on_loop(self, x: int) -> AsyncIterator[int]:
+        yield self._check(x)
+
+    def stream_in_thread(self, x: int) -> Iterator[int]:
+        yield self._check(x)
+
+    async def batch_on_loop(self, x: list[int]) -> list[int]:
+        return [self._check(item) for item in x]
+
+    def batch_in_thread(self, x: list[int]) -> list[int]:
+        return [self._check(item) for item in x]
+
+
 class Upper:
     def run(self, x: Any) -> Any:
         return x.upper()

@@ -14,7 +14,22 @@ from omni_flow import ABSENT, Batch, Graph, RequestFailed, Tensor, Text, collect
 from omni_flow.control.runtime.client import AsyncSession
 
 from .conftest import deployed
-from .roles import Batched, Busy, Counter, Double, Echo, Keeper, Pair, PlainKeeper, Slow, Total, Upper, Where, Wrong
+from .roles import (
+    Batched,
+    Busy,
+    Counter,
+    Double,
+    Echo,
+    Keeper,
+    Odd,
+    Pair,
+    PlainKeeper,
+    Slow,
+    Total,
+    Upper,
+    Where,
+    Wrong,
+)
 
 Run = Callable[..., dict[str, Any]]
 
@@ -223,6 +238,32 @@ def test_a_batch_that_returns_too_few_fails_with_the_rule() -> None:
     graph, few = one(Batched, "too_few", ["y"], batch=Batch(max=1))
     graph.output(y=few.y)
     assert "was given a batch of 1 and must return a list as long" in failure_of(graph, x=1).failures["y"].cause
+
+
+ON_LOOP = [
+    (method, error)
+    for method in ("on_loop", "stream_on_loop", "batch_on_loop")
+    for error in (asyncio.CancelledError, StopIteration)
+]
+IN_THREAD = [(method, error) for method in ("in_thread", "stream_in_thread", "batch_in_thread") for error in Odd.errors]
+
+
+@pytest.mark.parametrize(("method", "error"), [*ON_LOOP, *IN_THREAD])
+def test_what_no_except_clause_expects_fails_its_request_and_no_other(method: str, error: type[BaseException]) -> None:
+    output: Any = stream("y") if method.startswith("stream") else "y"
+    batch = {"batch": Batch(max=2, wait_ms=5)} if method.startswith("batch") else {}
+    graph, run = one(Odd, method, [output], **batch)
+    graph.output(y=run.y)
+
+    async def body() -> None:
+        async with deployed(graph) as app:
+            session = AsyncSession(app.gateway)
+            requests = [await session.submit(x=x) for x in (Odd.errors.index(error), -1, Odd.errors.index(error), -1)]
+            async with asyncio.timeout(30):
+                results = await asyncio.gather(*(r.result() for r in requests), return_exceptions=True)
+            assert [isinstance(result, RequestFailed) for result in results] == [True, False, True, False]
+
+    asyncio.run(body())
 
 
 def test_cancelling_a_request_cancels_async_and_plain_methods() -> None:
