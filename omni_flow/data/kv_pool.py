@@ -92,6 +92,8 @@ class KvPool:
             bit: make_policy(spec.policy, max(1, self.table.tier(bit).slots)) for bit in (L1, L2)
         }
         self.waits = {L1: WaitQueue(), L2: WaitQueue()}
+        self.quota_waits: dict[int, WaitQueue] = {}
+        self.now = 0.0
         self.accounts: dict[int, Account] = {}
         self.shared = {
             bit: Share("shared", self.table.tier(bit).capacity, self.table.tier(bit).slots) for bit in (L1, L2)
@@ -139,6 +141,7 @@ class KvPool:
                 )
             share1.limit -= quota
             share1 = Share(name, quota, self.table.l1.slots)
+            self.quota_waits[session] = WaitQueue()
         account = Account(session, pid, name, share1, self.shared[L2])
         self.accounts[session] = account
         return account
@@ -170,8 +173,11 @@ class KvPool:
     ) -> None:
         """Take `count` slots, at least `least` if not all are to be had; waits until the deadline.
 
-        Calls exactly one of `taken` and `failed`, now or later.
+        Pages that exist nowhere else are written down first, and dropped only once the deadline has come. An account
+        with a quota waits for its own earlier requests alone, never for those of others. Calls exactly one of `taken`
+        and `failed`, now or later.
         """
+        self.now = now
         slots, share = self.table.tier(tier), account.share(tier)
         least = least or count
         if not 1 <= least <= count:
@@ -186,29 +192,24 @@ class KvPool:
 
         def attempt(last: bool) -> bool:
             n = min(count, share.room)
-            if n < least or not self.make_room(tier, n, now if not last else deadline, urgent):
+            if n < least or not self.make_room(tier, n, self.now, urgent=last):
                 return False
             taken(self._take(account, slots, n))
             return True
 
-        urgent = share is not self.shared[tier] or deadline <= now
-        queue = self.waits[tier]
-        if (urgent or not queue) and attempt(False):
-            return
-        if deadline <= now:
-            failed(self._full(slots, share, least))
-            return
-        self.counters["waits"] += 1
-
         def expire() -> None:
             failed(self._full(slots, share, least))
 
-        def later(last: bool) -> bool:
-            nonlocal urgent
-            urgent = urgent or last
-            return attempt(last)
-
-        queue.add(Waiter(account.session, least, deadline, later, expire))
+        own = self.quota_waits.get(account.session) if tier == L1 else None
+        queue = self.waits[tier] if own is None else own
+        at_once = deadline <= now
+        if (at_once or not queue) and attempt(at_once):
+            return
+        if at_once:
+            expire()
+            return
+        self.counters["waits"] += 1
+        queue.add(Waiter(account.session, least, deadline, attempt, expire))
 
     def _full(self, slots: SlotTier, share: Share, want: int) -> PoolFull:
         pinned = int((slots.pins > 0).sum())
@@ -499,6 +500,7 @@ class KvPool:
         account = self.accounts.get(session)
         if account is None:
             return
+        self.quota_waits.pop(session, None)
         for queue in self.waits.values():
             queue.forget(session)
         closed = self.spec.death_quarantine_s
@@ -540,14 +542,18 @@ class KvPool:
         account.pinned -= done
         return done
 
+    def _queues(self) -> list[WaitQueue]:
+        return [*self.quota_waits.values(), *self.waits.values()]
+
     def pump(self) -> None:
-        """Serve waiters as far as there is room."""
-        for queue in self.waits.values():
+        """Serve waiters as far as there is room, those with a quota first."""
+        for queue in self._queues():
             if queue:
                 queue.pump()
 
     def tick(self, now: float) -> float | None:
         """End quarantines and waits that are due. Returns when to come again."""
+        self.now = now
         if self.quarantined:
             due = [q for q in self.quarantined if q[0] <= now]
             if due:
@@ -555,7 +561,7 @@ class KvPool:
                 for _, bit, slots in due:
                     self.table.tier(bit).release(slots)
                 self.pump()
-        times = [queue.tick(now) for queue in self.waits.values() if queue]
+        times = [queue.tick(now) for queue in self._queues() if queue]
         times += [q[0] for q in self.quarantined]
         return min((t for t in times if t is not None), default=None)
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -69,6 +70,52 @@ def test_pages_go_down_instead_of_away_and_come_back_right(manager: Make) -> Non
         assert (client.probe("kv", names[:16]) & L1).all()
         assert right_bytes(client, names) == 200
         assert client.fetch("kv", keys(3)).tolist() == [0, 0, 0]
+
+
+def test_an_engine_with_a_quota_sends_pages_down_too_when_it_can_wait(manager: Make) -> None:
+    server = manager(pools=(SPEC,), movers=(("copy",),))
+    with server.client(role="engine", quotas={"kv": 16}) as engine:
+        wait_for_mover(engine)
+        names = keys(200)
+        fill(engine, names)
+        assert right_bytes(engine, names) == 200
+        stats = engine.stats()
+        assert stats["pool_evicted/kv"] == stats["pool_demoted/kv"] >= 200 - 64
+
+
+@pytest.mark.parametrize("timeout", [0.0, 0.3])
+def test_a_quota_is_met_in_time_by_dropping_pages_when_nothing_goes_down(timeout: float, manager: Make) -> None:
+    server = manager(pools=(SPEC,), movers=(("copy",),))
+    with server.client(role="engine", quotas={"kv": 32}) as engine, server.client() as other:
+        wait_for_mover(engine)
+        mover = next(row["pid"] for row in engine.inspect() if row["role"] == "mover")
+        os.kill(mover, signal.SIGSTOP)
+        names = keys(64 - 4 - 32)
+        fill(other, names, batch=len(names))
+        kept = other.lookup("kv", names[:8])
+        held = other.reserve("kv", 32 - 4 - 8, timeout=1)
+        room = engine.reserve("kv", 32, timeout=timeout)
+        assert len(room.slots) == 32
+        assert engine.check() == []
+        os.kill(mover, signal.SIGCONT)
+        other.unpin("kv", kept.lease)
+        other.abort("kv", held.token)
+
+
+def test_nobody_without_a_quota_stands_in_front_of_one_who_has_one(manager: Make) -> None:
+    server = manager(pools=(SPEC,), movers=(("copy",),))
+    with server.client(role="engine", quotas={"kv": 32}) as engine, server.client() as other:
+        wait_for_mover(engine)
+        shared = 64 - 4 - 32
+        held = other.reserve("kv", shared)
+        with server.client(name="waits") as waiting, ThreadPoolExecutor(1) as thread:
+            late = thread.submit(waiting.reserve, "kv", 1, timeout=30)
+            while not engine.stats()["pool_waits/kv"]:
+                engine.ping()
+            fill(engine, keys(64), batch=16)
+            assert not late.done()
+            other.abort("kv", held.token)
+            assert len(late.result().slots) == 1
 
 
 def test_without_a_mover_pages_are_dropped_and_fetching_says_so(manager: Make) -> None:
