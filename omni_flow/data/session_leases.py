@@ -11,12 +11,19 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Final, NamedTuple
 
 from omni_flow.data.identity import DIGEST_BYTES
 
 Key = bytes
+"""Of a page, 32 bytes."""
 NEVER: Final = float("inf")
+
+
+def lease_name(session: str, tenant: str = "") -> str:
+    """What the session of a tenant is called here: names of callers, and their salts, are nobody else's to see."""
+    return sha256(b"%d %b %b" % (len(tenant.encode()), tenant.encode(), session.encode())).hexdigest()
 
 
 def split(raw: bytes) -> list[Key]:

@@ -64,6 +64,9 @@ class Launcher(Protocol):
     async def census(self) -> dict[str, dict[str, int]]:
         """What every live replica holds, by id."""
 
+    async def counters(self) -> dict[str, dict[str, int]]:
+        """What the role of every live replica has counted, by the replica's id."""
+
     async def close(self, drain_s: float) -> None:
         """Wait `drain_s` at most for live requests, cancel the others, end everything."""
 
@@ -271,6 +274,11 @@ class LocalLauncher:
         assert self.node is not None
         return await self.node.inspect()
 
+    async def counters(self) -> dict[str, dict[str, int]]:
+        """What the role of every live replica has counted, by the replica's id."""
+        assert self.node is not None
+        return await self.node.counters()
+
     async def close(self, drain_s: float = 0.0) -> None:
         """Wait `drain_s` at most for live requests, cancel the others, end every process."""
         await drained(self.gateway, drain_s)
@@ -323,6 +331,10 @@ class LoopLauncher:
     async def census(self) -> dict[str, dict[str, int]]:
         """What every replica holds, by id."""
         return {replica.id: replica.census() for replica in self._app.replicas}
+
+    async def counters(self) -> dict[str, dict[str, int]]:
+        """What the role of every replica has counted, by the replica's id."""
+        return {replica.id: dict(replica.counters()) for replica in self._app.replicas}
 
     async def close(self, drain_s: float) -> None:
         """Wait `drain_s` at most for live requests, cancel the others, close the roles."""

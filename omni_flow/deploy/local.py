@@ -66,6 +66,10 @@ class AsyncDeployment:
         """What every live replica holds of requests, by id. All zero when nothing is live."""
         return await self.launcher.census()
 
+    async def counters(self) -> dict[str, dict[str, int]]:
+        """What the role of every live replica has counted since it came up, by the replica's id (its `counters()`)."""
+        return await self.launcher.counters()
+
     async def scale(self, role: str, count: int, drain_s: float = 30.0) -> None:
         """Have `count` replicas of a role; those that leave finish their requests, for `drain_s` at most.
 
@@ -123,6 +127,10 @@ class Deployment:
     def census(self) -> dict[str, dict[str, int]]:
         """What every live replica holds of requests, by id. All zero when nothing is live."""
         return self._call(self._app.census())
+
+    def counters(self) -> dict[str, dict[str, int]]:
+        """As `AsyncDeployment.counters`."""
+        return self._call(self._app.counters())
 
     def scale(self, role: str, count: int, drain_s: float = 30.0) -> None:
         """As `AsyncDeployment.scale`."""

@@ -59,7 +59,6 @@ def make_app(served: Sequence[Served], settings: Settings | None = None, keys: I
         ticking = asyncio.ensure_future(watch.run())
         yield
         ticking.cancel()
-        await watch.close()
         await state.close()
 
     api = FastAPI(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 from omni_flow.data.aio_client import AsyncMemoryManagerClient
 from omni_flow.data.errors import DataError
+from omni_flow.data.messages import SessionPages
+from omni_flow.data.session_leases import lease_name
 from omni_flow.deploy.local import AsyncDeployment
 
 log = logging.getLogger("omni_flow.serve")
@@ -22,6 +25,7 @@ class MemoryLook:
     def __init__(self, deployment: AsyncDeployment) -> None:
         self._deployment = deployment
         self._client: AsyncMemoryManagerClient | None = None
+        self._connecting = asyncio.Lock()
         self.last: Stats | None = None
 
     @property
@@ -35,15 +39,24 @@ class MemoryLook:
             return None
         try:
             async with asyncio.timeout(ASK_S):
-                if self._client is None:
-                    address = getattr(self._deployment.launcher, "memory").address  # noqa: B009
-                    self._client = await AsyncMemoryManagerClient.connect(address, name="serve", role="viewer")
-                self.last = await self._client.stats()
+                self.last = await (await self._connected()).stats()
         except (DataError, OSError, TimeoutError) as error:
             log.warning("the memory manager does not answer: %s", error)
             self.last = None
             await self.close()
         return self.last
+
+    async def session(self, name: str) -> tuple[SessionPages, ...]:
+        """What a session (`lease_name`) has there. Raises DataError, OSError, TimeoutError: no answer."""
+        async with asyncio.timeout(ASK_S):
+            return await (await self._connected()).session_tiers(name)
+
+    async def _connected(self) -> AsyncMemoryManagerClient:
+        async with self._connecting:
+            if self._client is None:
+                address = getattr(self._deployment.launcher, "memory").address  # noqa: B009
+                self._client = await AsyncMemoryManagerClient.connect(address, name="serve", role="viewer")
+            return self._client
 
     async def close(self) -> None:
         """End the connection."""
@@ -76,3 +89,23 @@ def tiers(stats: Stats) -> dict[str, Any]:
         weights = stats["weight_bytes"]
         found.append({"name": "weights", "used": weights, "total": 0, "unit": "bytes", "pinned": 0})
     return {"tiers": found, "hits": hits}
+
+
+async def session_kv(looks: Iterable[MemoryLook], session: str, tenant: str) -> dict[str, dict[str, int]] | None:
+    """Tokens and bytes of KV that a session has in each tier; None: there is no memory manager, or one is silent.
+
+    A page that has copies in two tiers counts in both. `kept` is what does not go before other pages do.
+    """
+    total = {tier: {"tokens": 0, "bytes": 0} for tier in ("kept", "l1", "l2", "l3")}
+    present = [look for look in looks if look.present]
+    try:
+        found = [pages for look in present for pages in await look.session(lease_name(session, tenant))]
+    except (DataError, OSError, TimeoutError) as error:
+        log.warning("the memory manager does not say what a session has: %s", error)
+        return None
+    for pages in found:
+        for tier, about in total.items():
+            count: int = getattr(pages, tier)
+            about["tokens"] += count * pages.tokens
+            about["bytes"] += count * pages.page_bytes
+    return total if present else None

@@ -93,7 +93,7 @@ Gauge = tuple[str, str, Sequence[str], Sequence[tuple[Labels, float]]]
 
 
 class Metrics:
-    """All of them. `gauges` are asked when somebody looks."""
+    """All of them. `gauges`, and what is `counted` elsewhere, are asked for when somebody looks."""
 
     def __init__(self) -> None:
         self.http = Counters("omni_flow_http_requests", "HTTP calls by route and status", ("route", "status"))
@@ -124,6 +124,7 @@ class Metrics:
         self.sampled = Counters("omni_flow_sampled_requests", "Requests whose activations were noted", ("graph",))
         self.refused = Counters("omni_flow_refused", "Calls refused, by code", ("code",))
         self.gauges: Callable[[], Sequence[Gauge]] = lambda: ()
+        self.counted: Callable[[], Sequence[Gauge]] = lambda: ()
         self._registry = CollectorRegistry()
         self._registry.register(_All(self))
         ProcessCollector(registry=self._registry)
@@ -139,11 +140,12 @@ class Metrics:
         for each in vars(self).values():
             if isinstance(each, (Counters, Histograms)):
                 yield each.collect()
-        for name, about, names, values in self.gauges():
-            family = GaugeMetricFamily(name, about, labels=names)
-            for labels, value in values:
-                family.add_metric(labels, value)
-            yield family
+        for kind, asked in ((GaugeMetricFamily, self.gauges), (CounterMetricFamily, self.counted)):
+            for name, about, names, values in asked():
+                family = kind(name, about, labels=names)
+                for labels, value in values:
+                    family.add_metric(labels, value)
+                yield family
 
 
 class _All(Collector):

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from omni_flow.serve.errors import bad
 from omni_flow.serve.http import Json, call_of, json_body
+from omni_flow.serve.memory import session_kv
 from omni_flow.serve.openai import read
 from omni_flow.serve.schema import body_schema
 from omni_flow.serve.state import State
@@ -34,8 +35,10 @@ def router(state: State) -> APIRouter:
 
     @routes.get("/v1/sessions/{id}")
     async def show_session(id: str, request: Request) -> Response:
-        """One session: its turns, its live requests and its params."""
-        return Json(state.sessions.find(call_of(request).tenant, id).as_object())
+        """One session: its turns, its live requests, its params, and the KV it has in each tier."""
+        session = state.sessions.find(call_of(request).tenant, id)
+        kv = await session_kv(state.memory.values(), session.key, session.salt)
+        return Json({**session.as_object(), "kv": kv})
 
     @routes.patch("/v1/sessions/{id}", openapi_extra=body_schema(Change))
     async def change_session(id: str, request: Request) -> Response:

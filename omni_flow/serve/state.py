@@ -10,6 +10,7 @@ from typing import Any
 
 from omni_flow.control.runtime.errors import RuntimeFault
 from omni_flow.serve.media.service import Media
+from omni_flow.serve.memory import MemoryLook
 from omni_flow.serve.metrics import Metrics
 from omni_flow.serve.running import Book, Running
 from omni_flow.serve.served import Catalogue, Served
@@ -44,6 +45,7 @@ class State:
         self.metrics = Metrics()
         self.sessions = Sessions(settings.max_sessions, settings.session_idle_s)
         self.sessions.on_over = self._session_over
+        self.memory = {name: MemoryLook(served.deployment) for name, served in self.catalogue.graphs.items()}
         self.book = Book(settings, self.metrics, self.sessions)
         self.media = Media(settings.media)
 
@@ -76,4 +78,6 @@ class State:
         """End what this holds; the deployments are the caller's."""
         for running in list(self.book.live.values()):
             running.cancel()
+        for look in self.memory.values():
+            await look.close()
         await self.media.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import omni_flow
 from omni_flow.control.runtime.gateway import Span
 from omni_flow.serve.edges import CLIENT, Edge, edges_of
 from omni_flow.serve.health import report
-from omni_flow.serve.memory import MemoryLook, tiers
+from omni_flow.serve.memory import tiers
 from omni_flow.serve.metrics import Gauge
 from omni_flow.serve.running import Record, Running
 from omni_flow.serve.served import Served
@@ -29,6 +30,13 @@ log = logging.getLogger("omni_flow.serve")
 
 WINDOW_S = 10.0
 CENSUS_S = 1.0
+COUNTER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+TOKENS = {
+    "kv_hit_tokens": ("Tokens of prompts whose KV was found, by the tier it was found in", "tier"),
+    "prompt_tokens": ("Tokens of prompts", ""),
+    "generated_tokens": ("Tokens generated", ""),
+}
+"""Counters of roles with an engine: what they are, and what their part is called."""
 STATES = ("up", "starting", "leaving", "degraded", "down")
 
 
@@ -144,23 +152,19 @@ class Watch:
         self.graphs = {name: GraphWatch(served) for name, served in state.catalogue.graphs.items()}
         self._seen: dict[str, int] = {}
         self._census: dict[str, dict[str, dict[str, int]]] = {name: {} for name in self.graphs}
-        self.memory = {name: MemoryLook(served.deployment) for name, served in state.catalogue.graphs.items()}
+        self._counters: dict[str, dict[str, dict[str, int]]] = {name: {} for name in self.graphs}
+        self.memory = state.memory
         self._asked = 0.0
         self._asking = asyncio.Lock()
         self._began = time.time()
         state.book.on_end.append(self._ended)
-        state.metrics.gauges = self._gauges
+        state.metrics.gauges, state.metrics.counted = self._gauges, self._counted
 
     async def run(self) -> None:
         """Tick until cancelled."""
         while True:
             await asyncio.sleep(1.0)
             self.tick()
-
-    async def close(self) -> None:
-        """End the connections to memory managers."""
-        for look in self.memory.values():
-            await look.close()
 
     def tick(self) -> None:
         """Take the activations of live requests, forget old ones."""
@@ -197,6 +201,7 @@ class Watch:
                     try:
                         async with asyncio.timeout(CENSUS_S):
                             self._census[name] = await watch.served.deployment.census()
+                            self._counters[name] = await watch.served.deployment.counters()
                     except TimeoutError:
                         log.warning("replicas of %s did not say what they hold", name)
                     await self.memory[name].look()
@@ -228,7 +233,8 @@ class Watch:
         for role in roles.values():
             for replica in role["replicas"]:
                 id = f"{replica['place']}@{replica['epoch']}"
-                replica |= {"held": held.get(id, {}), "pinned": gateway.load.get(id, 0)}
+                counters = self._counters[watch.served.name].get(id, {})
+                replica |= {"held": held.get(id, {}), "pinned": gateway.load.get(id, 0), "counters": counters}
         spec = watch.served.graph.spec
         done = [ok for _, ok, _ in watch.ended]
         return {
@@ -237,7 +243,7 @@ class Watch:
             "requests_per_s": round(len(done) / WINDOW_S, 3),
             "failed_per_s": round(done.count(False) / WINDOW_S, 3),
             "roles": list(roles.values()),
-            "memory": None if memory is None else tiers(memory),
+            "memory": None if memory is None else {**tiers(memory), "tokens": self._tokens(watch.served.name)},
             "interfaces": [
                 {"name": i.name, "role": i.role, **_summary(watch.interfaces[i.name], scale)} for i in spec.interfaces
             ],
@@ -248,6 +254,16 @@ class Watch:
             "inputs": {name: str(kind or "any") for name, kind in watch.served.inputs.items()},
             "outputs": {name: str(kind or "any") for name, kind in watch.served.kinds.items()},
         }
+
+    def _tokens(self, graph: str) -> dict[str, int]:
+        """Tokens of prompts that roles have seen, and found in each tier."""
+        total: dict[str, int] = {}
+        for counters in self._counters[graph].values():
+            for name in ("prompt_tokens", "kv_hit_tokens/l1", "kv_hit_tokens/l2", "kv_hit_tokens/l3"):
+                if name in counters:
+                    part = name.rpartition("/")[2]
+                    total[part] = total.get(part, 0) + counters[name]
+        return total
 
     def _gauges(self) -> list[Gauge]:
         """For Prometheus; `census` is asked before."""
@@ -293,6 +309,25 @@ class Watch:
         for what, values in held.items():
             gauges.append((f"omni_flow_replica_{what}", about.get(what, what), place, values))
         return gauges
+
+    def _counted(self) -> list[Gauge]:
+        """What roles count, for Prometheus: `name`, or `name/part`; `census` is asked before."""
+        place = ("graph", "role", "replica")
+        found: dict[str, list[tuple[tuple[str, ...], float]]] = {name: [] for name in TOKENS}
+        for graph, replicas in self._counters.items():
+            for id, counters in replicas.items():
+                labels = (graph, id.rpartition("/")[0], id.rpartition("@")[0])
+                for full, number in counters.items():
+                    name, _, part = full.partition("/")
+                    if COUNTER.fullmatch(name):
+                        found.setdefault(name, []).append(((*labels, part), float(number)))
+        counted: list[Gauge] = []
+        for name, values in found.items():
+            about, part = TOKENS.get(name, (f"Counted by the role: {name}", "part"))
+            full = f"omni_flow_{name}" if name in TOKENS else f"omni_flow_role_{name}"
+            kept = values if part else [(labels[:-1], number) for labels, number in values]
+            counted.append((full, about, (*place, part) if part else place, kept))
+        return counted
 
 
 def encode_event(snapshot: dict[str, Any]) -> bytes:

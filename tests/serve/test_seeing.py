@@ -15,6 +15,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families
 
+from omni_flow import Graph, Text
 from omni_flow.data.kv_pool import PoolSpec
 from omni_flow.deploy.memory import Memory
 from omni_flow.serve.logs import JsonLines
@@ -104,6 +105,45 @@ def test_the_tiers_of_the_memory_manager_are_seen() -> None:
         found = samples(http)
         assert found["omni_flow_memory_up", frozenset({("graph", "chat"), ("part", "")})] == 1
         assert found["omni_flow_memory_pool_hits_l1", frozenset({("graph", "chat"), ("part", "kv")})] == 0
+
+
+class Counting:
+    """A role that says what it has counted."""
+
+    def __init__(self) -> None:
+        self._calls = 0
+
+    async def run(self, text: str) -> str:
+        self._calls += 1
+        return text
+
+    def counters(self) -> dict[str, int]:
+        return {
+            "kv_hit_tokens/l2": 3 * self._calls,
+            "prompt_tokens": 4 * self._calls,
+            "calls": self._calls,
+            "odd-one": 1,
+        }
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_what_roles_count_is_in_the_metrics_and_on_the_page(processes: bool) -> None:
+    graph = Graph("counting")
+    text = graph.placeholder("text", Text, required=True)
+    graph.output(y=graph.role("llm", Counting).interface("run", inputs=[[text]], outputs=["y"]).y)
+    memory = Memory(pools=(PoolSpec(name="kv", page_bytes=64, l1_pages=16),))
+    with hosted(Serving(graph, (), {"memory": memory}), processes=processes) as host, host.client() as http:
+        for _ in range(2):
+            http.post("/v1/graphs/counting/requests", json={"inputs": {"text": "a"}})
+        found = samples(http)
+        place = {"graph": "counting", "role": "llm", "replica": "llm/0"}
+        assert found["omni_flow_kv_hit_tokens_total", frozenset({**place, "tier": "l2"}.items())] == 6
+        assert found["omni_flow_prompt_tokens_total", frozenset(place.items())] == 8
+        assert found["omni_flow_role_calls_total", frozenset({**place, "part": ""}.items())] == 2
+        assert not [name for name, _ in found if "odd" in name]
+        (seen,) = http.get("/v1/live", params={"once": "true"}).json()["graphs"]
+        assert seen["roles"][0]["replicas"][0]["counters"]["calls"] == 2
+        assert not processes or seen["memory"]["tokens"] == {"l2": 6, "prompt_tokens": 8}
 
 
 def test_a_histogram_counts_by_bucket() -> None:

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from typing import Any
+
 from omni_flow import Context, Graph, Text
+from omni_flow.data.client import MemoryManagerClient
+from omni_flow.data.kv_pool import PoolSpec
+from omni_flow.data.session_leases import lease_name
+from omni_flow.deploy.memory import Memory as Arenas
 from omni_flow.serve.keys import Key, digest_of
 from omni_flow.serve.server import Serving
 from omni_flow.serve.sessions import Sessions
@@ -48,6 +55,55 @@ def test_a_role_is_told_of_the_session_that_its_caller_closes_and_of_no_other() 
         assert [turn("a"), turn("a"), turn("b")] == [[1, 1], [2, 1], [1, 2]]
         assert http.delete("/v1/sessions/s", headers=bearer("a-secret")).json()["closed"] is True
         assert [turn("b"), turn("a")] == [[2, 1], [1, 2]]
+
+
+class Keeper:
+    """Keeps a page of 64 bytes, 16 tokens, for each turn of a session."""
+
+    def __init__(self) -> None:
+        self.keys: list[bytes] = []
+
+    def setup(self, data: Any) -> None:
+        self.client = MemoryManagerClient(data.address, name="keeper")
+
+    def keep(self, ctx: Context, text: str) -> int:
+        assert ctx.session is not None
+        self.keys.append(os.urandom(32))
+        self.client.commit("kv", self.client.reserve("kv", 1).token, self.keys[-1:])
+        name = lease_name(ctx.session, ctx.tenant)
+        self.client.keep_session("kv", name, b"root", self.keys, tokens=16, ttl=60)
+        return len(self.keys)
+
+    def end_session(self, session: str, tenant: str) -> None:
+        self.client.end_session(lease_name(session, tenant))
+
+
+def test_a_session_says_what_kv_it_has_in_each_tier_to_its_caller_alone() -> None:
+    graph = Graph("keeper")
+    text = graph.placeholder("text", Text)
+    graph.output(n=graph.role("keeper", Keeper).interface("keep", inputs=[[text]], outputs=["n"]).n)
+    arenas = Arenas(pools=(PoolSpec(name="kv", page_bytes=64, l1_pages=16),))
+    keys = [Key("a", digest_of("a-secret")), Key("b", digest_of("b-secret"))]
+    serving = Serving(graph, (), {"memory": arenas})
+    with hosted(serving, keys=keys, processes=True) as host, host.client(headers=bearer("a-secret")) as http:
+        body = {"inputs": {"text": "x"}, "session": "s"}
+        for _ in range(3):
+            assert http.post("/v1/graphs/keeper/requests", json=body).status_code == 200
+        session = http.get("/v1/sessions/s").json()
+        has, none = {"tokens": 48, "bytes": 192}, {"tokens": 0, "bytes": 0}
+        assert (session["turns"], session["kv"]) == (3, {"kept": has, "l1": has, "l2": none, "l3": none})
+        assert http.get("/v1/sessions/s", headers=bearer("b-secret")).status_code == 404
+        assert http.delete("/v1/sessions/s").json()["closed"] is True
+        with MemoryManagerClient(host.server.deployments[0].launcher.memory.address, role="viewer") as client:
+            while client.stats()["pool_objects/kv"]:
+                client.wait_end(0.01)
+            assert client.stats()["pool_session_leases/kv"] == 0
+
+
+def test_without_a_memory_manager_a_session_has_no_kv() -> None:
+    with hosted(Serving(memory())) as host, host.client() as http:
+        http.post("/v1/graphs/memory/requests", json={"inputs": {"text": "x"}, "session": "s"})
+        assert http.get("/v1/sessions/s").json()["kv"] is None
 
 
 def test_sessions_that_are_forgotten_are_over() -> None:

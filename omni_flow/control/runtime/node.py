@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from omni_flow.control.credit import UNBOUNDED
@@ -47,6 +47,7 @@ class _Answers:
 
     def __init__(self, asked: dict[str, str], all: asyncio.Future[None]) -> None:
         self.held: dict[str, dict[str, int]] = {}
+        self.counters: dict[str, dict[str, int]] = {}
         self.all = all
         self._asked = asked
 
@@ -54,6 +55,7 @@ class _Answers:
         id = self._asked.pop(census.address, None)
         if id is not None:  # else it has died since
             self.held[id] = census.held
+            self.counters[id] = census.counters
         self._check()
 
     def only(self, live: Container[str]) -> None:
@@ -144,7 +146,7 @@ class Node:
                 for replica in self.replicas.values():
                     replica.execution.end_session(item.session, item.tenant)
             elif type(item) is Inspect:
-                self.post(item.reply_to, Census(self.address, item.token, self.census()))
+                self.post(item.reply_to, Census(self.address, item.token, self.census(), self.counted()))
             elif type(item) is Census:
                 self._take_census(item)
             elif self._on_control is not None:
@@ -290,6 +292,13 @@ class Node:
 
     async def inspect(self) -> dict[str, dict[str, int]]:
         """What every live replica holds, by its id, as of the moment it is asked."""
+        return (await self._ask()).held
+
+    async def counters(self) -> dict[str, dict[str, int]]:
+        """What the role of every live replica has counted, by the replica's id."""
+        return (await self._ask()).counters
+
+    async def _ask(self) -> _Answers:
         token = next(self._tokens)
         asked = {record.address: record.id for record in self.roster.live.values()}
         answers = self._censuses[token] = _Answers(dict(asked), self.loop.create_future())
@@ -301,7 +310,7 @@ class Node:
                 await answers.all
         finally:
             del self._censuses[token]
-        return answers.held
+        return answers
 
     def _take_census(self, census: Census) -> None:
         answers = self._censuses.get(census.token)
@@ -310,8 +319,16 @@ class Node:
 
     def census(self) -> dict[str, int]:
         """What the node's replicas hold, summed."""
-        total: dict[str, int] = {}
-        for replica in self.replicas.values():
-            for name, number in replica.census().items():
-                total[name] = total.get(name, 0) + number
-        return total
+        return _summed(replica.census() for replica in self.replicas.values())
+
+    def counted(self) -> dict[str, int]:
+        """What the roles of the node's replicas have counted, summed."""
+        return _summed(replica.counters() for replica in self.replicas.values())
+
+
+def _summed(each: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for numbers in each:
+        for name, number in numbers.items():
+            total[name] = total.get(name, 0) + number
+    return total

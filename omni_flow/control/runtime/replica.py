@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from omni_flow.control.plan import Interface, RolePlan
@@ -185,6 +185,18 @@ class Replica:
                     if name in found:
                         found[name] += number
         return found
+
+    def counters(self) -> Mapping[str, int]:
+        """What the role has counted since it was made, if it has a method `counters`; called on the loop."""
+        count = getattr(self.instance, "counters", None)
+        if count is None:
+            return {}
+        try:
+            counted: Mapping[str, int] = count()
+        except Exception:
+            self.log.exception("counters raised")
+            return {}
+        return counted
 
     async def close(self) -> None:
         """Close every request and the role itself."""

@@ -118,11 +118,15 @@ class Inspect(msgspec.Struct, array_like=True, tag=7):
 
 
 class Census(msgspec.Struct, array_like=True, tag=8):
-    """What the replicas of a node hold: requests, open nodes, running activations, open numbers."""
+    """What the replicas of a node hold: requests, open nodes, running activations, open numbers.
+
+    `counters`: what their roles count.
+    """
 
     address: str
     token: int
     held: dict[str, int]
+    counters: dict[str, int] = {}
 
 
 class Seen(msgspec.Struct, array_like=True, tag=9):

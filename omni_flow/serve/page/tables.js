@@ -51,6 +51,12 @@ export function memory(root, graph) {
     root.replaceChildren(none);
     return;
   }
+  const tokens = graph.memory.tokens, found = document.createElement("p");
+  found.className = "quiet";
+  if (tokens.prompt_tokens) {
+    const by = ["l1", "l2", "l3"].map((tier) => `${tokens[tier] ?? 0} in ${tier.toUpperCase()}`).join(", ");
+    found.textContent = `Of ${tokens.prompt_tokens} prompt tokens found: ${by}`;
+  }
   root.replaceChildren(...graph.memory.tiers.map((tier) => {
     const row = document.createElement("div"), name = document.createElement("span"), said = document.createElement("span");
     row.className = "tier";
@@ -66,7 +72,7 @@ export function memory(root, graph) {
     meter.setAttribute("aria-label", `${tier.name}: ${said.textContent}`);
     row.append(name, meter, said);
     return row;
-  }));
+  }), found);
 }
 
 let chosen = null;
