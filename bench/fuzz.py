@@ -34,11 +34,12 @@ GRAPHS_PER_TASK = 200
 EXPLAINED = """
 Each pair runs the shares, ledgers and gateway request of the real control flow on a virtual clock: messages reordered
 and delayed (exponential, heavy-tailed, channels up to 10^6 slower, newest first, oldest first), 0 to 50 % duplicated,
-1 to 3 shares of each role, credit of 1 to 3 numbers and of a few bytes, deaths with and without retries, cancels and
-deadlines. Held against the sequential reference: outputs in order, outcome, every fact and end, every activation with
-its inputs exactly once (deaths aside); where the request is left to run out, which is half of the schedules, that every
-interface is down to one tombstone and all credit is back; after close, that nothing is left. A cancel, a deadline or a
-loss gives one outcome and prefixes of the outputs. The theorem leaves `race` aside: the reference is told who won.
+1 to 3 shares of each role, credit of 1 to 3 numbers and of a few bytes, batches of up to 4 activations, deaths with and
+without retries, cancels and deadlines. Held against the sequential reference: outputs in order, outcome, every fact and
+end, every activation with its inputs exactly once (deaths aside); where the request is left to run out, which is half
+of the schedules, that every interface is down to one tombstone and all credit is back; after close, that nothing is
+left. A cancel, a deadline or a loss gives one outcome and prefixes of the outputs. The theorem leaves `race` aside: the
+reference is told who won.
 
 That the comparison is sharp is shown by `tests/control/semantics/test_sharpness.py`, which switches each rule off alone
 and demands a divergence; the graphs that broke once are in `tests/control/semantics/test_found.py`."""
@@ -105,6 +106,7 @@ def fuzz(seed: int, first: int, graphs: int) -> Tally:
                 "failed facts": report.failed,
                 "deaths": report.deaths,
                 "duplicates": report.duplicates,
+                "activations that shared a batch": report.batched,
                 **{f"outcome {name}": count for name, count in report.outcomes.items()},
             }
         )

@@ -1,7 +1,8 @@
 """What users need to test their own graphs: a simulator, a sequential reference, stand-ins for roles.
 
 Open `simulate.py` first: `simulate(graph)` runs the real control flow on a virtual clock under random schedules and
-holds each run against `reference.py`. `schedule.py` says what varies, `standins.py` and `roles.py` what roles do,
+holds each run against `reference.py`. `world.py` is the simulated surroundings, with `parties.py` and `batching.py`;
+`schedule.py` says what varies, `standins.py` and `roles.py` what roles do,
 `generate.py` draws random graphs, `notation.py` and `vectors.py` read graphs from text and JSON. `checkpoints.py`
 writes small random checkpoints in the official layouts.
 """

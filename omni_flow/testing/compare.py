@@ -11,9 +11,9 @@ from omni_flow.control.plan import Path, Plan
 from omni_flow.control.spec import GraphSpec
 from omni_flow.testing import facts
 from omni_flow.testing.facts import Activation, Behave, Given, Result
+from omni_flow.testing.parties import Observed
 from omni_flow.testing.reference import InvalidChoiceError, interpret
 from omni_flow.testing.schedule import Schedule
-from omni_flow.testing.world import Observed
 
 KINDS = {"absent": MISSING, "failed": FAILED}
 SHOWN = 5

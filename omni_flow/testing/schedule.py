@@ -1,7 +1,8 @@
 """Schedules: everything that may vary between two runs of one request, drawn from a seed.
 
 A schedule says how many shares each role has, how much credit creators have, how long each message and each activation
-takes, what is duplicated, which share dies when, and whether the request is cancelled or meets its deadline. Moments
+takes, what is duplicated, which interfaces run in batches, which share dies when, and whether the request is cancelled
+or meets its deadline. Moments
 are counted in steps (events handled), so that they fall within the run whatever the delays are.
 """
 
@@ -54,7 +55,8 @@ class Faults:
 class Schedule:
     """One schedule. `drain`: the request is left to run out before `close` is delivered.
 
-    `credit` is W in numbers, `credit_bytes` W in bytes; the simulator says that a frame has 0 to 9 bytes.
+    `credit` is W in numbers, `credit_bytes` W in bytes; the simulator says that a frame has 0 to 9 bytes. `batches`:
+    interface → how many activations one call takes at most; how long the first waits is a delay like any other.
     """
 
     seed: int
@@ -67,7 +69,8 @@ class Schedule:
     deaths: Sequence[Death] = ()
     stop: Stop | None = None
     drain: bool = True
-    lossy: bool = field(default=False)
+    lossy: bool = False
+    batches: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def exact(self) -> bool:
@@ -75,12 +78,15 @@ class Schedule:
         return self.stop is None and not self.lossy
 
 
-def random_schedule(seed: int, roles: Mapping[str, int], steps: int, faults: Faults) -> Schedule:
+def random_schedule(
+    seed: int, roles: Mapping[str, int], steps: int, faults: Faults, batchable: Sequence[str] = ()
+) -> Schedule:
     """A random schedule.
 
     Args:
         roles: role → how many deaths each of its shares must survive (0: an interface of it declares no retries).
         steps: about how many events a run has; deaths and stops fall into them.
+        batchable: interfaces that may run in batches.
     """
     rng = Random(seed)
     shares = {role: faults.shares or rng.randint(1, 3) for role in roles}
@@ -114,6 +120,7 @@ def random_schedule(seed: int, roles: Mapping[str, int], steps: int, faults: Fau
         stop=stop,
         drain=rng.random() < 0.5,
         lossy=lossy,
+        batches={name: rng.randint(1, 4) for name in batchable if rng.random() < 0.5},
     )
 
 

@@ -52,6 +52,7 @@ class Report:
     failed: int = 0
     deaths: int = 0
     duplicates: int = 0
+    batched: int = 0
     events: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     active: set[str] = field(default_factory=set)
@@ -69,7 +70,7 @@ class Report:
         lines = [
             f"graph {self.graph!r}, seed {self.seed}: {self.schedules} schedules ({outcomes}), {self.events} events",
             f"  {self.activations} activations, {self.absent} absent and {self.failed} failed facts",
-            f"  {self.deaths} deaths, {self.duplicates} duplicates",
+            f"  {self.deaths} deaths, {self.duplicates} duplicates, {self.batched} activations shared a batch",
         ]
         if self.idle:
             lines.append(f"  never active: {', '.join(sorted(self.idle))}")
@@ -141,13 +142,14 @@ class Request:
             # What wins a race may differ the second time: such an interface can't be replayed.
             allowed = -1 if interface.race else interface.retries
             self.mortal[interface.role] = min(self.mortal.get(interface.role, 10**6), allowed)
+        self.batchable = [i.name for i in spec.interfaces if not any(output.stream for output in i.outputs)]
         size = len(self.expected.facts) + len(self.expected.ends)
         self.steps = 20 + 4 * size
         self.patience = 20_000 + 1_000 * size
 
     def run(self, seed: int, number: int, faults: Faults, report: Report) -> None:
         """Run it under the schedule of `seed` and add what happened to `report`."""
-        schedule = random_schedule(seed, self.mortal, self.steps, faults)
+        schedule = random_schedule(seed, self.mortal, self.steps, faults, self.batchable)
         world = World(self.plan, schedule, self.inputs, self.params, self.behave, self.expected.given, self.patience)
         seen = world.seen
         try:
@@ -163,6 +165,7 @@ class Request:
         report.failed += sum(message.kind == 2 for message in seen.facts.values())
         report.deaths += seen.deaths
         report.duplicates += seen.duplicates
+        report.batched += seen.batched
         report.events += seen.steps
         report.outcomes[seen.outcome or "none"] += 1
         report.active.update(name for name, _ in seen.runs)

@@ -7,162 +7,38 @@ the gateway, or one incarnation of a share (a *seat*); a share that is hosted an
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from random import Random
 from typing import Any, Final
 
-from omni_flow.control.delivery import Delivered
-from omni_flow.control.facts import END, FAILED, Failure, Message
-from omni_flow.control.ledger import Ledger, host_of
-from omni_flow.control.plan import Interface, InterfaceId, Path, Plan
-from omni_flow.control.request import Outcome, Request
-from omni_flow.control.share import Activation, RoleError, Share
+from omni_flow.control.facts import END, FAILED, Message
+from omni_flow.control.ledger import host_of
+from omni_flow.control.plan import Path, Plan
+from omni_flow.control.request import Outcome
+from omni_flow.control.share import Activation, RoleError
 from omni_flow.testing import facts
+from omni_flow.testing.batching import Batches
 from omni_flow.testing.facts import Behave, Given
+from omni_flow.testing.parties import (
+    ANNOUNCE,
+    BATCH,
+    CALLED,
+    CLIENT,
+    CLOSE,
+    CONSUMED,
+    DELIVER,
+    LOST,
+    RUN,
+    TO_GATEWAY,
+    Desk,
+    Key,
+    Observed,
+    Party,
+    Seat,
+)
 from omni_flow.testing.schedule import Death, Schedule, delays
 
-Key = tuple[int, int]
-"""(role, share)."""
-
-DELIVER: Final = 0
-TO_GATEWAY: Final = 1
-RUN: Final = 2
-CLOSE: Final = 3
-ANNOUNCE: Final = 4
-LOST: Final = 5
-CONSUMED: Final = 6
-CLIENT: Final = 7
-
 SLOWNESS: Final = 300.0
-
-
-@dataclass(slots=True)
-class Observed:
-    """What happened in one run. Paths are tuples of numbers; `runs` has how often each activation was started."""
-
-    outputs: dict[str, list[Any]] = field(default_factory=dict)
-    outcome: str | None = None
-    outcomes: int = 0
-    failed: frozenset[str] = frozenset()
-    runs: dict[tuple[str, Path], list[tuple[int, dict[str, Any]]]] = field(default_factory=dict)
-    facts: dict[tuple[int, Path], Any] = field(default_factory=dict)
-    ends: dict[tuple[int, Path], tuple[int, bool]] = field(default_factory=dict)
-    starts: dict[str, list[Path]] = field(default_factory=dict)
-    contradictions: list[str] = field(default_factory=list)
-    left: list[str] = field(default_factory=list)
-    steps: int = 0
-    deaths: int = 0
-    duplicates: int = 0
-    lost: bool = False
-    stopped: bool = False
-
-
-@dataclass(slots=True)
-class Course:
-    """Where role code is in an activation: what it gives, and how much it gave."""
-
-    given: Given
-    position: int = 0
-    parked: bool = False
-
-
-class Party:
-    """Who sends: it logs what it sent, and knows each share's epoch as far as it was told."""
-
-    __slots__ = ("dead", "ledger", "view", "world")
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.ledger = Ledger(world.plan)
-        self.view = dict(world.epochs)
-        self.dead = False
-
-    def send(self, role: int, share: int, message: Message, interfaces: tuple[InterfaceId, ...]) -> None:
-        self.ledger.sent(role, share, message, interfaces)
-        self.world.note(message)
-        self.world.post(self, (role, share), message)
-
-    def decode(self, payload: Any) -> Any:
-        return payload
-
-
-class Seat(Party):
-    """One incarnation of a share, and its host."""
-
-    __slots__ = ("closed", "key", "share")
-
-    def __init__(self, world: World, key: Key) -> None:
-        super().__init__(world)
-        self.key = key
-        self.closed = False
-        self.share = Share(
-            world.plan,
-            world.plan.roles[key[0]],
-            key[1],
-            world.shares,
-            world.params,
-            self,
-            world.schedule.credit,
-            world.schedule.credit_bytes,
-        )
-
-    def to_gateway(self, message: Message) -> None:
-        self.world.note(message)
-        self.world.later(TO_GATEWAY, (self.key, -1), self, message, duplicable=True)
-
-    def start(self, share: Share, activation: Activation) -> None:
-        activation.context = Course(self.world.behaviour(activation))
-        self.world.later(RUN, ("run", self.key), self, activation, slow=self.world.is_slow(self.key))
-
-    def resume(self, share: Share, activation: Activation) -> None:
-        course: Course = activation.context
-        if course.parked:
-            course.parked = False
-            self.world.later(RUN, ("run", self.key), self, activation)
-
-    def report(self, share: Share, interface: Interface, path: Path, error: Exception) -> None:
-        self.world.seen.contradictions.append(f"{interface.name}: window policy raised {error!r}")
-
-
-class Desk(Party):
-    """The gateway of the request, and its client."""
-
-    __slots__ = ("frames", "request")
-
-    def __init__(self, world: World, inputs: Mapping[str, Any]) -> None:
-        super().__init__(world)
-        self.request = Request(
-            world.plan, world.shares, world.params, self, world.schedule.credit, world.schedule.credit_bytes
-        )
-        streamed = [p.name for p in world.plan.spec.placeholders if p.stream]
-        self.frames = {name: list(inputs.get(name) or ()) for name in streamed if name in world.plan.source_ids}
-
-    def deliver(self, delivered: Delivered) -> None:
-        world = self.world
-        world.seen.outputs[world.plan.outputs[delivered.output].name].append(delivered.value)
-        world.later(CONSUMED, "client", delivered)
-
-    def resume(self, placeholder: str) -> None:
-        self.world.later(CLIENT, ("client", placeholder), placeholder)
-
-    def decided(self, outcome: Outcome, failures: Mapping[str, Failure]) -> None:
-        seen = self.world.seen
-        seen.outcome = outcome.value
-        seen.outcomes += 1
-        seen.failed = frozenset(failures)
-        self.world.outcome_is_known()
-
-    def push(self, placeholder: str) -> None:
-        """The client sends one frame, or says that there are no more, if credit allows."""
-        left = self.frames[placeholder]
-        if self.request.outcome is not None and not self.world.schedule.drain:
-            return
-        if not left:
-            self.request.end(placeholder)
-        elif self.request.may_push(placeholder):
-            self.request.push(placeholder, left.pop(0), self.world.rng.randrange(10))
-            self.world.later(CLIENT, ("client", placeholder), placeholder)
 
 
 class World:
@@ -199,6 +75,7 @@ class World:
         self.dead: set[str] = set()
         self.successors: dict[str, str] = {}
         self.seats: dict[Key, Seat] = {}
+        self.batches = Batches(self)
         self.ids = {role.spec.name: role.id for role in plan.roles}
         self.slow = self.ids.get(schedule.slow) if schedule.slow is not None else None
         self.closing = False
@@ -309,38 +186,45 @@ class World:
         return self.seen
 
     def work(self, deaths: list[Death], stop: int) -> None:
-        queue, seen = self.queue, self.seen
-        while queue:
+        seen = self.seen
+        while self.queue:
             if seen.steps == stop and self.desk.request.outcome is None:
                 self.stop()
             while deaths and deaths[0].step <= seen.steps:
                 death = deaths.pop(0)
                 self.kill((self.ids[death.role], death.share))
-            seen.steps += 1
-            if seen.steps > self.patience:
+            if seen.steps >= self.patience:
                 seen.left.append(f"still busy after {self.patience} steps")
                 return
-            at, _, kind, a, b, c, d = heappop(queue)
-            self.now = at
-            if kind == DELIVER:
-                self.deliver(a, b, c, d)
-            elif kind == RUN:
-                self.go_on(a, b)
-            elif kind == TO_GATEWAY:
-                if not self.is_lost(a):
-                    self.desk.request.receive(b)
-            elif kind == CONSUMED:
-                self.desk.request.consumed(a)
-            elif kind == CLIENT:
-                self.desk.push(a)
-            elif kind == CLOSE:
-                self.close(a, b)
-            elif kind == ANNOUNCE:
-                self.announce(a, b, c)
-            else:
-                self.desk.request.decide(Outcome.FAILED, {})
-                seen.lost = True
-                self.close_all()
+            self.step()
+
+    def step(self) -> None:
+        """Let the next event happen."""
+        self.seen.steps += 1
+        self.now, _, kind, a, b, c, d = heappop(self.queue)
+        if kind == DELIVER:
+            self.deliver(a, b, c, d)
+        elif kind == RUN:
+            self.go_on(a, b)
+        elif kind == TO_GATEWAY:
+            if not self.is_lost(a):
+                self.desk.request.receive(b)
+        elif kind == CONSUMED:
+            self.desk.request.consumed(a)
+        elif kind == CLIENT:
+            self.desk.push(a)
+        elif kind == BATCH:
+            self.batches.call(a, b)
+        elif kind == CALLED:
+            self.batches.called(a)
+        elif kind == CLOSE:
+            self.close(a, b)
+        elif kind == ANNOUNCE:
+            self.announce(a, b, c)
+        else:
+            self.desk.request.decide(Outcome.FAILED, {})
+            self.seen.lost = True
+            self.close_all()
 
     def seat(self, key: Key) -> Seat:
         seat = self.seats.get(key)

@@ -53,7 +53,7 @@ def test_two_thousand_pairs_of_seeded_graphs_hold_every_fault() -> None:
             request.run(1000 * seed + number, number, Faults(), report)
     assert not report.divergences, report.show()
     assert set(report.outcomes) == {"done", "failed", "cancelled", "deadline"}
-    assert min(report.deaths, report.duplicates, report.absent, report.failed) > 100
+    assert min(report.deaths, report.duplicates, report.batched, report.absent, report.failed) > 100
 
 
 def test_a_failing_seed_is_run_alone_again() -> None:

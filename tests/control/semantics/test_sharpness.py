@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from omni_flow.control import buckets, compile, joins, share
+from omni_flow.control.batches import Answer, answered
 from omni_flow.control.buckets import Node
 from omni_flow.control.credit import Account
 from omni_flow.control.facts import ABSENT, ACK, WAITING, Failure, Message
@@ -23,6 +24,7 @@ from omni_flow.control.ledger import Ledger
 from omni_flow.control.plan import Interface, Route, share_of
 from omni_flow.control.request import Request as GatewayRequest
 from omni_flow.control.share import Share
+from omni_flow.testing import batching
 from omni_flow.testing.generate import random_request
 from omni_flow.testing.notation import parse_graph
 from omni_flow.testing.schedule import Faults
@@ -437,6 +439,27 @@ def bytes_fill_windows(patch: Patch) -> None:
     patch.setattr(Account, "__init__", strict)
 
 
+def a_batch_that_raises_is_run_item_by_item(patch: Patch) -> None:
+    """28: who shared a batch with an item that raises fails too."""
+
+    def together(items: Sequence[Any], answer: Any) -> Answer[Any]:
+        if isinstance(answer, BaseException):
+            return Answer([], [(item, answer) for item in items], [])
+        return answered(items, answer)
+
+    patch.setattr(batching, "answered", together)
+
+
+def a_batch_has_the_same_parameters(patch: Patch) -> None:
+    """28: all that wait are called together, whatever they were given."""
+    patch.setattr(batching, "alike", lambda items: [list(items)] if items else [])
+
+
+def a_closed_activation_leaves_its_batch(patch: Patch) -> None:
+    """2.3: what a call gives is said although its request was closed, or its replica died, meanwhile."""
+    patch.setattr(batching, "_runs", lambda member: True)
+
+
 RULES: Sequence[Callable[[Patch], None]] = [
     declared_order,
     frames_in_order_of_joins,
@@ -471,6 +494,9 @@ RULES: Sequence[Callable[[Patch], None]] = [
     what_is_done_is_a_tombstone,
     acks_close_numbers,
     on_error_absent_forgives,
+    a_batch_that_raises_is_run_item_by_item,
+    a_batch_has_the_same_parameters,
+    a_closed_activation_leaves_its_batch,
 ]
 
 
