@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from omni_flow.control.runtime.gateway import Limits, Span
     from omni_flow.control.runtime.methods import emit
     from omni_flow.control.slots import Batch, collect, count, last, optional, ordered, stream, window
+    from omni_flow.control.strategies import cache_aware, weighted
     from omni_flow.control.types import KV, Audio, Bytes, Image, Json, Tensor, Text, Tokens
     from omni_flow.deploy.local import alaunch, launch
     from omni_flow.refs import ABSENT, KVRef, TensorRef
@@ -50,6 +51,7 @@ __all__ = [
     "Text",
     "Tokens",
     "alaunch",
+    "cache_aware",
     "collect",
     "count",
     "emit",
@@ -58,6 +60,7 @@ __all__ = [
     "optional",
     "ordered",
     "stream",
+    "weighted",
     "window",
 ]
 
@@ -71,6 +74,7 @@ _HOMES = {
     "control.runtime.gateway": ("Limits", "Span"),
     "control.runtime.methods": ("emit",),
     "control.slots": ("Batch", "collect", "count", "last", "optional", "ordered", "stream", "window"),
+    "control.strategies": ("cache_aware", "weighted"),
     "control.types": ("KV", "Audio", "Bytes", "Image", "Json", "Tensor", "Text", "Tokens"),
     "deploy.local": ("alaunch", "launch"),
     "refs": ("ABSENT", "KVRef", "TensorRef"),

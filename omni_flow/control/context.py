@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,8 +24,8 @@ class Context:
     `data`: the memory manager's client, if the deployment has one.
     """
 
-    __slots__ = ("_cancelled", "_deadline", "_emit_progress", "data", "interface", "iteration", "last_iteration",
-                 "log", "params", "path", "request", "seed", "session", "tenant")  # fmt: skip
+    __slots__ = ("_cancelled", "_deadline", "_emit_prefix", "_emit_progress", "data", "interface", "iteration",
+                 "last_iteration", "log", "params", "path", "request", "seed", "session", "tenant")  # fmt: skip
 
     def __init__(
         self,
@@ -42,6 +42,7 @@ class Context:
         data: Any = None,
         log: logging.Logger | None = None,
         progress: Callable[[float, str], None] | None = None,
+        prefix: Callable[[str, Sequence[tuple[int, bytes]]], None] | None = None,
         tenant: str = "",
     ) -> None:
         self.interface = interface
@@ -57,6 +58,7 @@ class Context:
         self.log = log or logging.getLogger("omni_flow.role")
         self._deadline = deadline
         self._emit_progress = progress
+        self._emit_prefix = prefix
         self._cancelled = False
 
     @property
@@ -87,6 +89,16 @@ class Context:
         """Say how far this activation is (0 to 1); the last note stands in the timeline of the request."""
         if self._emit_progress is not None:
             self._emit_progress(fraction, note)
+
+    def prefix(self, pool: str, marks: Sequence[tuple[int, bytes]]) -> None:
+        """Say which KV pages the inputs of this activation became, for the `cache_aware` balance.
+
+        Args:
+            pool: of the memory manager.
+            marks: (tokens up to there, key of the page that ends there) at some places of the prompt, in order.
+        """
+        if self._emit_prefix is not None:
+            self._emit_prefix(pool, marks)
 
 
 def seed_for(request_seed: int, interface: str, path: Path) -> int:

@@ -28,6 +28,7 @@ from omni_flow.control.spec import (
     PlaceholderSpec,
     RoleSpec,
 )
+from omni_flow.control.strategies import Balance
 from omni_flow.control.types import Type
 
 Group = Sequence[Input | Mapping[str, Input]]
@@ -224,10 +225,13 @@ class Graph:
         *,
         init: Mapping[str, Any] | None = None,
         replicas: int = 1,
-        balance: str = "least_loaded",
+        balance: str | Balance = "least_loaded",
         stateful: bool = False,
     ) -> Role:
-        """A computing unit: `cls(**init)` is made once per replica. `stateful`: a request stays on one replica."""
+        """A computing unit: `cls(**init)` is made once per replica. `stateful`: a request stays on one replica.
+
+        `balance`: the name of a strategy, or one with options, such as `cache_aware(load_weight=4)`.
+        """
         if not callable(cls):
             raise DeclarationError("cls", "a class, or a function that makes an instance", cls)
         init = {} if init is None else init
@@ -238,9 +242,10 @@ class Graph:
             cls,
             dict(init),
             need_int("replicas", replicas, 1),
-            need_str("balance", balance),
+            balance.name if isinstance(balance, Balance) else need_str("balance", balance),
             need_bool("stateful", stateful),
             where(),
+            balance.options if isinstance(balance, Balance) else {},
         )
         made = Role(self, spec)
         self._roles.append(made)

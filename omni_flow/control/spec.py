@@ -139,7 +139,10 @@ class ParamSpec:
 
 @dataclass(frozen=True, slots=True)
 class RoleSpec:
-    """A computing unit, deployed as replicas. `factory` makes an instance from `init`."""
+    """A computing unit, deployed as replicas. `factory` makes an instance from `init`.
+
+    `balance_options`: arguments of the strategy that `balance` names.
+    """
 
     name: str
     factory: Callable[..., Any] | None = None
@@ -148,6 +151,7 @@ class RoleSpec:
     balance: str = "least_loaded"
     stateful: bool = False
     where: str = ""
+    balance_options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

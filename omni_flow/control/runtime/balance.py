@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import ClassVar, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Final
 
 import xxhash
 
 from omni_flow.control.runtime.prefixes import Holders, Key, Routed
+from omni_flow.control.spec import RoleSpec
 
 
 class Balancer(ABC):
@@ -108,21 +109,23 @@ class Weighted(Balancer):
 class CacheAware(Balancer):
     """Where least has to be done first: the pieces of the prompt that a replica does not hold, and its load.
 
-    The cost of a replica is `missing pieces + load * pieces_per_request`: a longer cached prefix is worth a longer
+    The cost of a replica is `missing pieces + load * load_weight`: a longer cached prefix is worth a longer
     queue, and a prefix that everybody asks for does not all go to the one who has it. Ties go to the least loaded.
 
     Args:
         holders: who holds what; by default what was sent where.
-        pieces_per_request: how many pieces could be computed in the time that one live request takes.
+        load_weight: how many pieces could be computed in the time that one live request takes.
+        room: see `Routed`.
     """
 
     wants_keys: ClassVar[bool] = True
 
-    def __init__(self, holders: Holders | None = None, pieces_per_request: float = 8.0) -> None:
-        if pieces_per_request <= 0:
-            raise ValueError(f"pieces_per_request must be positive, got {pieces_per_request}")
-        self._holders = holders if holders is not None else Routed()
-        self._per_request = pieces_per_request
+    def __init__(self, holders: Holders | None = None, load_weight: float = 8.0, room: int = 4096) -> None:
+        if load_weight <= 0:
+            raise ValueError(f"load_weight must be positive, got {load_weight}")
+        self.room = room
+        self.holders: Holders = holders if holders is not None else Routed(room)
+        self._load_weight = load_weight
         self._least = LeastLoaded()
 
     def order(
@@ -131,9 +134,9 @@ class CacheAware(Balancer):
         least = self._least.order(replicas, load, session)
         if not keys:
             return least
-        held = self._holders.held(keys, replicas)
-        order = sorted(least, key=lambda r: len(keys) - held.get(r, 0) + load.get(r, 0) * self._per_request)
-        self._holders.sent(keys, order[0])
+        held = self.holders.held(keys, replicas)
+        order = sorted(least, key=lambda r: len(keys) - held.get(r, 0) + load.get(r, 0) * self._load_weight)
+        self.holders.sent(keys, order[0])
         return order
 
 
@@ -147,11 +150,19 @@ STRATEGIES: Final[Mapping[str, type[Balancer]]] = {
 }
 
 
-def make_balancer(name: str) -> Balancer:
-    """The strategy of that name. Raises ValueError naming the known ones."""
+def make_balancer(name: str, options: Mapping[str, Any] | None = None) -> Balancer:
+    """The strategy of that name with its options. Raises ValueError naming the known ones."""
     if name not in STRATEGIES:
         raise ValueError(f"unknown balance {name!r}; known are {', '.join(sorted(STRATEGIES))}")
-    return STRATEGIES[name]()
+    return STRATEGIES[name](**options or {})
+
+
+def balancer_of(role: RoleSpec, holders: Callable[[int], Holders] | None = None) -> Balancer:
+    """The strategy of a role. `holders`: makes what `cache_aware` goes by, of its room."""
+    made = make_balancer(role.balance, role.balance_options)
+    if holders is not None and isinstance(made, CacheAware):
+        made.holders = holders(made.room)
+    return made
 
 
 def _place(replica: str) -> str:

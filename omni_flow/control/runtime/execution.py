@@ -10,7 +10,7 @@ import asyncio
 import inspect
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 TIMELINE: Final = 6
 """Kind of the message to a gateway that describes an activation: `ref` interface, `path`, `value` (replica, queued,
 started, ended, note), times in seconds since the epoch."""
+
+
+PREFIX: Final = 7
+"""Kind of the message to a gateway that says which KV a request's inputs became: `ref` role, `value` (pool, marks)."""
 
 
 class Running:
@@ -66,6 +70,17 @@ class Running:
     def progress(self, fraction: float, note: str) -> None:
         """Keep what role code said last; the timeline shows it."""
         self.note = note
+
+    def prefix(self, pool: str, marks: Sequence[tuple[int, bytes]]) -> None:
+        """Tell the gateway."""
+        if self.in_thread or self.stepper is not None:
+            self.party.node.loop.call_soon_threadsafe(self._prefix, pool, marks)
+        else:
+            self._prefix(pool, marks)
+
+    def _prefix(self, pool: str, marks: Sequence[tuple[int, bytes]]) -> None:
+        if not self.party.over:
+            self.party.to_gateway(Message(PREFIX, self.party.replica.role.id, (), 0, (pool, marks)))
 
 
 class Execution:
@@ -285,6 +300,7 @@ class Execution:
                 data=self.replica.data,
                 log=self.replica.log,
                 progress=running.progress,
+                prefix=running.prefix if self.replica.role.spec.balance == "cache_aware" else None,
             )
         return running.context
 
@@ -355,4 +371,4 @@ class Execution:
         self.threads.close()
 
 
-__all__ = ["TIMELINE", "Execution", "Running"]
+__all__ = ["PREFIX", "TIMELINE", "Execution", "Running"]

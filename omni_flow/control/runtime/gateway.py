@@ -12,7 +12,7 @@ import os
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from omni_flow.control.codec import NotSerialisable
 from omni_flow.control.delivery import Delivered
 from omni_flow.control.facts import Failure, Message
 from omni_flow.control.request import Outcome, Request
-from omni_flow.control.runtime.balance import Balancer, make_balancer
+from omni_flow.control.runtime.balance import CacheAware, balancer_of
 from omni_flow.control.runtime.closed import ClosedRequests
 from omni_flow.control.runtime.errors import (
     InvalidInput,
@@ -29,9 +29,9 @@ from omni_flow.control.runtime.errors import (
     RequestFailed,
     UnknownParameter,
 )
-from omni_flow.control.runtime.execution import TIMELINE
+from omni_flow.control.runtime.execution import PREFIX, TIMELINE
 from omni_flow.control.runtime.party import Outbox
-from omni_flow.control.runtime.prefixes import Key, pieces_of
+from omni_flow.control.runtime.prefixes import Holders, Key, Prefix, pieces_of
 from omni_flow.control.runtime.values import WrongValue, may_spill
 from omni_flow.control.runtime.wire import CLOSE, LOST, EndSession, Envelope, Head, encode_head
 from omni_flow.control.types import Type
@@ -66,9 +66,19 @@ class Span:
 
 
 class Gateway:
-    """Admits requests of one graph on one node."""
+    """Admits requests of one graph on one node.
 
-    def __init__(self, node: Node, *, limits: Limits | None = None, id: str | None = None) -> None:
+    `holders`: makes what the `cache_aware` strategy goes by, of its `room`; without it, what was sent where.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        *,
+        limits: Limits | None = None,
+        id: str | None = None,
+        holders: Callable[[int], Holders] | None = None,
+    ) -> None:
         self.node = node
         self.id = id or f"gw-{os.getpid()}-{secrets.token_hex(4)}"
         self.limits = limits or Limits()
@@ -78,7 +88,7 @@ class Gateway:
         self.sessions: dict[str, int] = {}
         self._numbers = itertools.count()
         self._open_numbers: dict[int, None] = {}
-        self._balancers: list[Balancer] = [make_balancer(r.spec.balance) for r in node.plan.roles]
+        self._balancers = [balancer_of(role.spec, holders) for role in node.plan.roles]
         self._lists: list[list[str]] | None = None
         self.on_finished: Callable[[Head], None] = lambda head: None
         spec = node.plan.spec
@@ -120,12 +130,13 @@ class Gateway:
         if outputs is not None:
             self._check_outputs(outputs)
         payloads = self._encode_inputs(inputs)
+        replicas, keys = self._place(session, lambda: pieces_of(inputs, tenant))
         head = Head(
             graph=self.node.plan.spec.name,
             gateway=self.id,
             number=next(self._numbers),
             address=self.node.address,
-            replicas=self._place(session, lambda: pieces_of(inputs, tenant)),
+            replicas=replicas,
             params=self._snapshot(params),
             seed=secrets.randbits(63) if seed is None else seed,
             session=session,
@@ -134,7 +145,7 @@ class Gateway:
             timeline=timeline,
             tenant=tenant,
         )
-        request = LiveRequest(self, encode_head(head), head, outputs)
+        request = LiveRequest(self, encode_head(head), head, outputs, keys)
         self._count(head, 1)
         self.live[request.head] = request
         self._open_numbers[head.number] = None
@@ -196,8 +207,8 @@ class Gateway:
                 raise InvalidInput(name, mismatch)
         return {**self._defaults, **params}
 
-    def _place(self, session: str | None, keys_of: Callable[[], list[Key]]) -> list[list[str]]:
-        """The pinned replicas of each role."""
+    def _place(self, session: str | None, keys_of: Callable[[], list[Key]]) -> tuple[list[list[str]], Sequence[Key]]:
+        """The pinned replicas of each role, and the pieces of the inputs if any strategy looked at them."""
         keys: list[Key] | None = None
         if self._lists is None:
             self._lists = [[r.id for r in self.node.roster.of_role(role.spec.name)] for role in self.node.plan.roles]
@@ -212,7 +223,13 @@ class Gateway:
                 keys = keys_of()
             order = balancer.order(replicas, self.load, session, keys or ())
             placed.append(order[:1] if role.spec.stateful else order)
-        return placed
+        return placed, keys or ()
+
+    def learned(self, keys: Sequence[Key], role: int, prefix: Prefix) -> None:
+        """A role says which KV the inputs of a request became."""
+        balancer = self._balancers[role]
+        if keys and isinstance(balancer, CacheAware):
+            balancer.holders.learned(keys, prefix)
 
     def _count(self, head: Head, step: int) -> None:
         for hosts in head.replicas:
@@ -272,8 +289,16 @@ class Gateway:
 class LiveRequest(Outbox):
     """A request at its gateway: what the clients hold, in the loop's thread."""
 
-    def __init__(self, gateway: Gateway, head: bytes, info: Head, outputs: Collection[str] | None = None) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        head: bytes,
+        info: Head,
+        outputs: Collection[str] | None = None,
+        keys: Sequence[Key] = (),
+    ) -> None:
         super().__init__(gateway.node, head, info, gateway.book)
+        self._keys = keys
         self.gateway = gateway
         self.outcome: Outcome | None = None
         self.failures: dict[str, Failure] = {}
@@ -342,6 +367,9 @@ class LiveRequest(Outbox):
             self.fail(role, str(message.value))
         elif message.kind == TIMELINE:
             self._note_span(message)
+        elif message.kind == PREFIX:
+            pool, marks = message.value
+            self.gateway.learned(self._keys, message.ref, Prefix(pool, marks))
 
     def _note_span(self, message: Message) -> None:
         interface = self.node.plan.interfaces[message.ref]

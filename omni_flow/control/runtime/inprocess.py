@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from omni_flow.control.compiled import CompiledGraph
 from omni_flow.control.runtime.gateway import Gateway, Limits
 from omni_flow.control.runtime.node import Node
+from omni_flow.control.runtime.prefixes import Holders
 from omni_flow.control.runtime.replica import Replica
 from omni_flow.control.runtime.values import Values
 from omni_flow.control.runtime.wire import BatchCodec, Record, Roster
@@ -30,6 +31,7 @@ class InProcess:
         replicas: Mapping[str, int] | None = None,
         credit: int | None = None,
         limits: Limits | None = None,
+        holders: Callable[[int], Holders] | None = None,
     ) -> None:
         self._graph = graph
         self._replicas = dict(replicas or {})
@@ -39,7 +41,7 @@ class InProcess:
         self.replicas: list[Replica] = []
         self._nodes = [self._node("0")]
         self.node = self._nodes[0]
-        self.gateway = Gateway(self.node, limits=limits)
+        self.gateway = Gateway(self.node, limits=limits, holders=holders)
 
     def _node(self, name: str) -> Node:
         transport = make_transport(f"inproc://{name}", BatchCodec(), hub=self._hub)

@@ -1,15 +1,15 @@
 """What the `cache_aware` balance goes by: the pieces of a request's inputs, and who holds what was made of them. Pure.
 
 A piece is named by a hash of itself and of all before it, as the pages of a KV cache are, so equal names mean equal
-prefixes. `Routed` knows who holds a prefix from what was sent where. A view of what replicas really hold (the memory
-managers' directory) is another `Holders`, with the page hashes as keys.
+prefixes. `Routed` knows who holds a prefix from what was sent where. A view of what is really held (by the memory
+managers) is another `Holders`: it learns from roles which KV pages a request's inputs became.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 import xxhash
@@ -53,6 +53,18 @@ def _raw(value: object) -> bytes | None:
     return None
 
 
+class Prefix(NamedTuple):
+    """Where the KV of a request's inputs lies, said by the role that made it (`ctx.prefix`).
+
+    Args:
+        pool: of the memory manager.
+        marks: (tokens up to there, key of the page that ends there) at some places of the prompt, in order.
+    """
+
+    pool: str
+    marks: Sequence[tuple[int, bytes]]
+
+
 class Holders(Protocol):
     """Who holds which prefix."""
 
@@ -61,6 +73,9 @@ class Holders(Protocol):
 
     def sent(self, keys: Sequence[Key], replica: str) -> None:
         """A request with these keys goes to `replica`, which will hold them."""
+
+    def learned(self, keys: Sequence[Key], prefix: Prefix) -> None:
+        """The inputs with these keys became that KV."""
 
 
 class Routed:
@@ -91,3 +106,6 @@ class Routed:
             there.move_to_end(key)
         while len(there) > self._room:
             there.popitem(last=False)
+
+    def learned(self, keys: Sequence[Key], prefix: Prefix) -> None:
+        """What was sent is all that counts here."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
 
 import pytest
 
-from omni_flow import Graph, Text
+from omni_flow import Context, Graph, Text, cache_aware, weighted
 from omni_flow.control.lint.names import BALANCES
-from omni_flow.control.runtime.balance import STRATEGIES, Balancer, CacheAware, RoundRobin, make_balancer
+from omni_flow.control.runtime.balance import STRATEGIES, Balancer, CacheAware, RoundRobin, balancer_of, make_balancer
 from omni_flow.control.runtime.client import AsyncSession
-from omni_flow.control.runtime.prefixes import PIECE, Key, Routed, pieces_of
+from omni_flow.control.runtime.prefixes import PIECE, Key, Prefix, Routed, pieces_of
 
 from .conftest import deployed
 from .roles import Echo
@@ -40,13 +41,13 @@ def test_the_longest_prefix_wins_and_a_prefix_is_worth_so_much_load_and_no_more(
     holders = Routed()
     holders.sent(KEYS, A)
     holders.sent(KEYS[:20], B)
-    balancer = CacheAware(holders, pieces_per_request=8)
+    balancer = CacheAware(holders, load_weight=8)
     assert balancer.order([A, B, C], {}, None, KEYS) == [A, B, C]
     # 40 pieces more than C has are worth five requests
     assert balancer.order([A, C], {A: 4}, None, KEYS)[0] == A
     holders = Routed()
     holders.sent(KEYS, A)
-    assert CacheAware(holders, pieces_per_request=8).order([A, C], {A: 6}, None, KEYS)[0] == C
+    assert CacheAware(holders, load_weight=8).order([A, C], {A: 6}, None, KEYS)[0] == C
 
 
 def test_equal_costs_and_prompts_without_a_whole_piece_go_to_the_least_loaded() -> None:
@@ -170,7 +171,85 @@ def test_requests_with_one_prefix_meet_at_one_replica_of_a_deployment() -> None:
     asyncio.run(body())
 
 
+class Reporter:
+    """Says which KV its input became."""
+
+    async def run(self, ctx: Context, x: str) -> str:
+        ctx.prefix("kv", [(64, b"a" * 32), (128, b"b" * 32)])
+        return x
+
+    def slow(self, ctx: Context, x: str) -> str:
+        ctx.prefix("kv", [(1, b"c" * 32)])
+        return x
+
+
+class Listener(Routed):
+    """Remembers what it learned."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__(room)
+        self.room = room
+        self.heard: list[tuple[Sequence[Key], Prefix]] = []
+
+    def learned(self, keys: Sequence[Key], prefix: Prefix) -> None:
+        self.heard.append((keys, prefix))
+
+
+def test_weights_come_from_the_graph_and_what_roles_say_of_their_prefixes_reaches_the_holders() -> None:
+    graph = Graph("reports")
+    x = graph.placeholder("x", Text, required=True)
+    role = graph.role("llm", Reporter, replicas=2, balance=cache_aware(load_weight=3, room=77))
+    graph.output(
+        y=role.interface("run", inputs=[[x]], outputs=["y"]).y, z=role.interface("slow", inputs=[[x]], outputs=["z"]).z
+    )
+    spec = graph.compile().plan.roles[0].spec
+    made: list[Listener] = []
+
+    def holders(room: int) -> Listener:
+        made.append(Listener(room))
+        return made[-1]
+
+    balancer = balancer_of(spec, holders)
+    assert isinstance(balancer, CacheAware)
+    assert made[0].room == 77
+    made[0].sent(KEYS, A)
+    # 40 pieces are worth 13 requests of weight 3
+    assert balancer.order([A, B], {A: 13}, None, KEYS)[0] == A
+    assert balancer.order([A, B], {A: 14}, None, [*KEYS[:39], 7])[0] == B
+
+    async def body() -> None:
+        async with deployed(graph, holders=holders) as app:
+            text = "x" * 3 * PIECE
+            await (await AsyncSession(app.gateway).submit(x=text)).result()
+            heard = made[-1].heard
+            assert [prefix.pool for _, prefix in heard] == ["kv", "kv"]
+            assert {len(prefix.marks) for _, prefix in heard} == {1, 2}
+            assert all(list(keys) == pieces_of({"x": text}) for keys, _ in heard)
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("wrong", [lambda: cache_aware(load_weight=0), lambda: cache_aware(room=0)])
+def test_options_that_make_no_sense_are_refused_where_they_are_written(wrong: Callable[[], object]) -> None:
+    with pytest.raises(ValueError, match="must be positive"):
+        wrong()
+
+
+def test_weights_by_place_can_be_set_from_the_graph() -> None:
+    graph = Graph("weights")
+    x = graph.placeholder("x", Text)
+    role = graph.role("tts", Echo, replicas=2, balance=weighted({"tts/0": 3.0}))
+    graph.output(y=role.interface("run", inputs=[[x]], outputs=["y"]).y)
+    balancer = balancer_of(graph.compile().plan.roles[0].spec)
+    load = {"tts/0@0": 0, "tts/1@0": 0}
+    for _ in range(40):
+        load[balancer.order(sorted(load), load, None)[0]] += 1
+    assert load == {"tts/0@0": 30, "tts/1@0": 10}
+    with pytest.raises(ValueError, match="weights must be positive"):
+        weighted({"tts/0": 0})
+
+
 @pytest.mark.parametrize("wrong", [0, -1.0])
 def test_a_request_must_weigh_something(wrong: float) -> None:
-    with pytest.raises(ValueError, match="pieces_per_request must be positive"):
-        CacheAware(pieces_per_request=wrong)
+    with pytest.raises(ValueError, match="load_weight must be positive"):
+        CacheAware(load_weight=wrong)
