@@ -1,12 +1,12 @@
-"""One request from the command line: launch, send, show, and an exit code."""
+"""Requests from the command line: launch, send, show, and an exit code."""
 
 from __future__ import annotations
 
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from omni_flow.cli.show import Show, kinds
 from omni_flow.cli.target import Target
 from omni_flow.control.compiled import CompiledGraph
 from omni_flow.control.request import Outcome
-from omni_flow.control.runtime.client import Request
+from omni_flow.control.runtime.client import Request, Session
 from omni_flow.control.runtime.errors import RuntimeFault
 
 EXIT = {Outcome.DONE: ExitCode.DONE, Outcome.CANCELLED: ExitCode.CANCELLED}
@@ -40,32 +40,50 @@ class Options:
     processes: bool = True
 
 
-def execute(target: Target, graph: CompiledGraph, inputs: Inputs, options: Options) -> int:
-    """Run one request on a deployment of its own. Raises UserError: it can't be launched, or what is sent is wrong."""
+def execute(target: Target, graph: CompiledGraph, turns: Sequence[Inputs], options: Options) -> int:
+    """Run requests, one after the other, in one session on a deployment of their own; the first that does not end well
+    is the last. Files of several turns go to folders `1`, `2` and so on.
+
+    Raises UserError: it can't be launched, or what is sent is wrong.
+    """
+    with _launched(target, graph, options) as app, app.session() as session:
+        if len(turns) == 1:
+            return _run(session, graph, turns[0], options)
+        code: int = ExitCode.DONE
+        for number, inputs in enumerate(turns, 1):
+            if not options.as_json:
+                print(f"turn {number}" if number == 1 else f"\nturn {number}")
+            code = _run(session, graph, inputs, replace(options, out=options.out / str(number)))
+            if code != ExitCode.DONE:
+                break
+        return code
+
+
+def _run(session: Session, graph: CompiledGraph, inputs: Inputs, options: Options) -> int:
+    """One request; its exit code."""
     show = Show(kinds(graph), options.out, None if options.as_json else sys.stdout)
-    with _launched(target, graph, options) as app:
-        try:
-            request = app.submit(
-                deadline=options.deadline, params=options.params, timeline=options.timeline, **inputs.whole
-            )
-        except RuntimeFault as error:
-            raise UserError(str(error)) from error
-        feeders = _Feeders(request, inputs.streams)
-        try:
-            feeders.start()
-            for name, value in request:
-                show(name, value)
-        except KeyboardInterrupt:
-            request.cancel()
-        except UserError:
-            request.cancel()
-            raise
-        finally:
-            outputs = show.finish()
-        if feeders.error is not None:
-            raise feeders.error
-        _report(request, outputs, options)
-        return EXIT.get(request.outcome or Outcome.CANCELLED, ExitCode.FAILED)
+    try:
+        request = session.submit(
+            deadline=options.deadline, params=options.params, timeline=options.timeline, **inputs.whole
+        )
+    except RuntimeFault as error:
+        raise UserError(str(error)) from error
+    feeders = _Feeders(request, inputs.streams)
+    try:
+        feeders.start()
+        for name, value in request:
+            show(name, value)
+    except KeyboardInterrupt:
+        request.cancel()
+    except UserError:
+        request.cancel()
+        raise
+    finally:
+        outputs = show.finish()
+    if feeders.error is not None:
+        raise feeders.error
+    _report(request, outputs, options)
+    return EXIT.get(request.outcome or Outcome.CANCELLED, ExitCode.FAILED)
 
 
 def _launched(target: Target, graph: CompiledGraph, options: Options) -> Any:

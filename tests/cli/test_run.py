@@ -105,6 +105,51 @@ def test_a_wrong_frame_of_a_streamed_placeholder_ends_the_request(cli: Cli, kit:
     assert "error: --line: lines is no UTF-8 text (invalid start byte at byte 0)\n" in result.stderr
 
 
+TALK = """
+from omni_flow import Context, Graph, Text
+
+
+class Memory:
+    def __init__(self):
+        self.said = {}
+
+    def say(self, ctx: Context, text: str) -> str:
+        if text == "boom":
+            raise ValueError("a word that can't be said")
+        self.said.setdefault(ctx.session, []).append(text)
+        return ", ".join(self.said[ctx.session])
+
+
+graph = Graph("talk")
+text = graph.placeholder("text", Text, required=True)
+said = graph.role("memory", Memory).interface("say", inputs=[[text]], outputs=["said"])
+graph.output(said=said.said)
+"""
+
+
+def test_what_follows_then_is_the_next_request_of_the_session(cli: Cli, folder: Path) -> None:
+    (folder / "talk.py").write_text(TALK)
+    args = ("run", "talk.py", "--text", "one", "--one-process", "--then", "--text=two", "--then", "--text", "three")
+    assert cli(*args).stdout == "turn 1\none\n\nturn 2\none, two\n\nturn 3\none, two, three\n"
+    lines = cli(*args, "--json").stdout.splitlines()
+    assert [json.loads(line)["outputs"]["said"] for line in lines] == ["one", "one, two", "one, two, three"]
+
+
+def test_a_turn_that_fails_is_the_last(cli: Cli, folder: Path) -> None:
+    (folder / "talk.py").write_text(TALK)
+    result = cli("run", "talk.py", "--text", "boom", "--one-process", "--then", "--text", "two")
+    assert result.exit_code == 1
+    assert "turn 2" not in result.stdout
+
+
+def test_each_turn_has_a_folder_for_its_files(cli: Cli, kit: Path) -> None:
+    for name, seconds in (("a.wav", 1), ("b.wav", 2)):
+        soundfile.write(name, np.zeros(8_000 * seconds, np.float32), 8_000)
+    assert cli("run", "kit.py", "--sound", "a.wav", "--one-process", "--then", "--sound", "b.wav").exit_code == 0
+    lengths = [len(soundfile.read(f"omni-flow-out/{k}/sound.wav")[0]) for k in (1, 2)]
+    assert lengths == [8_000, 16_000]
+
+
 def test_json_is_one_object_and_nothing_else(cli: Cli, kit: Path) -> None:
     result = cli("run", "kit.py", "--text", "one two", "--json", "--timeline", "--one-process")
     found = json.loads(result.stdout)
@@ -143,6 +188,11 @@ def test_each_placeholder_is_a_flag_in_the_help_of_the_target(cli: Cli, kit: Pat
         (["kit.py", "--text", "x", "--replicas", "kti=2"], "error: --replicas: the graph has no role 'kti'\n"),
         (["kit.py", "--text", "x", "--param", "befor=1"], "error: --param: the graph has no param 'befor'\n"),
         (["kit.py", "--text", "x", "--deadline", "soon"], "--deadline"),
+        (["kit.py", "--text", "x", "--then"], "error: nothing to send\n"),
+        (["kit.py", "--text", "x", "--then", "--txet", "y"], "--txet"),
+        (["kit.py", "--text", "x", "--then", "--text", "x", "--deadline", "soon"], "--deadline"),
+        (["kit.py", "--text", "x", "--then", "--sound", "gone.wav"], "error: gone.wav: no such file\n"),
+        (["kit.py", "--text", "-", "--then", "--text", "-"], "error: two turns read stdin\n"),
         ([], "TARGET"),
     ],
 )
