@@ -148,12 +148,15 @@ class Fetches:
 
     def _advance_fetch(self, fetch: Fetch, now: float) -> None:
         waiting, tiers = self._classify(fetch)
-        there = (tiers & fetch.tier) != 0 if fetch.tier == L1 else (tiers & (L1 | L2)) != 0
+        there = (tiers & fetch.tier) != 0
         fetch.state[waiting[there]] = ARRIVED
         fetch.state[waiting[tiers == 0]] = FAILED
-        jobs = self.jobs[fetch.pool]
-        self._run(fetch, waiting[~there & ((tiers & L2) != 0)], "copy", jobs.promotion, now)
-        self._run(fetch, waiting[tiers == L3], "load", jobs.load, now)
+        other = L1 if fetch.tier == L2 else L2
+        self._copy(fetch, waiting[~there & ((tiers & other) != 0)], other, fetch.tier, now)
+        self._run(fetch, waiting[tiers == L3], "load", self.jobs[fetch.pool].load, now)
+
+    def _copy(self, fetch: Fetch, at: NDArray[np.int64], src: int, dst: int, now: float) -> None:
+        self._run(fetch, at, "copy", functools.partial(self.jobs[fetch.pool].copy, src, dst), now)
 
     def _run(self, fetch: Fetch, at: NDArray[np.int64], kind: str, plan: Plan, now: float) -> None:
         """Plan jobs for the keys at positions `at` as far as staging room and movers go."""
@@ -174,7 +177,7 @@ class Fetches:
         def done(work: Work, ok: U8) -> None:
             fetch.running -= 1
             mine = batch[: len(work.keys)]
-            final = fetch.kind != "fetch" or work.dst == fetch.tier
+            final = work.dst == fetch.tier if fetch.kind == "fetch" else work.kind == fetch.kind
             fetch.state[mine] = np.where(ok, ARRIVED if final else WAITING, FAILED)
             self.dirty = True
 
@@ -186,13 +189,16 @@ class Fetches:
         if fetch.kind == "pull":
             fetch.state[waiting[(tiers & (L1 | L2)) != 0]] = ARRIVED
             at = waiting[(tiers & (L1 | L2)) == 0]
-
             self._run(fetch, at, "pull", functools.partial(jobs.pull, fetch.peer), now)
             return
-        fetch.state[waiting[(tiers & (L1 | L2)) == 0]] = FAILED
-        for bit in (L2, L1):
-            have = (tiers & L2) != 0 if bit == L2 else (tiers & (L1 | L2)) == L1
-            self._run(fetch, waiting[have], "push", functools.partial(jobs.push, fetch.peer, bit), now)
+        fetch.state[waiting[tiers == 0]] = FAILED
+        below, above = waiting[(tiers & L2) != 0], waiting[(tiers & (L1 | L2)) == L1]
+        self._run(fetch, waiting[tiers == L3], "load", jobs.load, now)
+        self._run(fetch, below, "push", functools.partial(jobs.push, fetch.peer, L2), now)
+        if self._pools[fetch.pool].spec.l1_device >= 0:
+            self._copy(fetch, above, L1, L2, now)
+        else:
+            self._run(fetch, above, "push", functools.partial(jobs.push, fetch.peer, L1), now)
 
     def _end(self, fetch: Fetch, error: DataError | None) -> None:
         fetch.over = True

@@ -173,18 +173,20 @@ class PoolJobs:
         work = Work(number, "load", self.pool.spec.name, keys, L3, L2, NO_SLOTS, target, places, deadline, done=done)
         return self._start(work), len(target)
 
-    def promotion(self, number: int, keys: U8, now: float, deadline: float, done: Done) -> tuple[Work | None, int]:
-        """A job that copies the first of distinct `keys` (all in L2, not in L1) into L1."""
+    def copy(
+        self, src: int, dst: int, number: int, keys: U8, now: float, deadline: float, done: Done
+    ) -> tuple[Work | None, int]:
+        """A job that copies the first of distinct `keys` (all in tier `src`, not in `dst`) up or down; both stay."""
         table = self.pool.table
         rows = table.find(keys[:BATCH])
-        source = self._hold_source(L2, table.slot2[rows])
-        target = self._hold_target(L1, len(source), now, urgent=True)
-        self._drop_source(L2, source[len(target) :])
+        source = self._hold_source(src, table.slots_of(src)[rows])
+        target = self._hold_target(dst, len(source), now, urgent=True)
+        self._drop_source(src, source[len(target) :])
         source = source[: len(target)]
         if not len(source):
             return None, 0
         keys = keys[: len(source)].copy()
-        work = Work(number, "copy", self.pool.spec.name, keys, L2, L1, source, target, NO_PLACES, deadline, done=done)
+        work = Work(number, "copy", self.pool.spec.name, keys, src, dst, source, target, NO_PLACES, deadline, done=done)
         return self._start(work), len(source)
 
     def pull(

@@ -211,7 +211,7 @@ class KvCalls(ABC):
         return self.call(Op.PROBE, PoolName(pool), (keys_array(keys),)).column(0, "|u1").copy()
 
     def fetch(self, pool: str, keys: Keys, *, tier: int = L1, timeout: float = 10.0) -> U8:
-        """Bring pages up from lower tiers; per key 1 once it is there. Pins nothing: look up afterwards."""
+        """Bring copies of pages into a tier, up or down; per key 1 once it is there. Pins nothing: look up then."""
         return self._bring("fetch", pool, keys, "", tier, timeout)
 
     def pull(self, pool: str, keys: Keys, peer: str, *, timeout: float = 30.0) -> U8:

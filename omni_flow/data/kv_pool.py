@@ -542,6 +542,10 @@ class KvPool:
         account.pinned -= done
         return done
 
+    def waiting(self, bit: int) -> int:
+        """How many reservations wait for room in a tier."""
+        return len(self.waits[bit]) + (sum(map(len, self.quota_waits.values())) if bit == L1 else 0)
+
     def _queues(self) -> list[WaitQueue]:
         return [*self.quota_waits.values(), *self.waits.values()]
 

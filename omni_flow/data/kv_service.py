@@ -279,7 +279,7 @@ class KvService(BaseService):
                     numbers[f"pool_{tier.name}_slots/{name}"] = tier.capacity
                     numbers[f"pool_{tier.name}_free/{name}"] = tier.free.count
                     numbers[f"pool_{tier.name}_pinned/{name}"] = pool.shared[tier.bit].pinned
-                    numbers[f"pool_{tier.name}_waiting/{name}"] = len(pool.waits[tier.bit])
+                    numbers[f"pool_{tier.name}_waiting/{name}"] = pool.waiting(tier.bit)
             numbers[f"pool_l3_pages/{name}"] = table.l3_count
             numbers[f"pool_objects/{name}"] = len(table.index)
             numbers[f"pool_leases/{name}"] = sum(len(a.leases) for a in pool.accounts.values())

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from omni_flow.data.aio_client import AsyncMemoryManagerClient
 from omni_flow.data.errors import BadArgument, DataError, UnknownName
-from omni_flow.data.messages import L2, L3, JobAdd
+from omni_flow.data.messages import L2, JobAdd
 from omni_flow.data.protocol import Op
 from omni_flow.data.transfer import node_wire as w
 from omni_flow.data.transfer.arena_ids import arena_id, host_tiers
@@ -67,10 +67,10 @@ class Serving:
         host = sum(tier for tier, _ in host_tiers(info))
         hold_s = min(ask.hold_ms / 1000, MAX_HOLD_S)
         tiers = await self._manager.probe(ask.pool, keys)
-        below = (tiers & (host | L3)) == L3
-        if below.any() and info.l2_pages:
+        elsewhere = ((tiers & host) == 0) & (tiers != 0)
+        if elsewhere.any() and info.l2_pages:
             body = JobAdd("fetch", ask.pool, int(hold_s * 500), "", L2)
-            await self._manager.call(Op.JOB_ADD, body, (keys[below],), timeout=hold_s)
+            await self._manager.call(Op.JOB_ADD, body, (keys[elsewhere],), timeout=hold_s)
             tiers = await self._manager.probe(ask.pool, keys)
         there = np.flatnonzero(tiers & host)
         if not len(there):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import signal
@@ -10,7 +11,9 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -19,6 +22,7 @@ from omni_flow.data.errors import BadToken, JobFailed, NoMover, PoolFull, Refuse
 from omni_flow.data.kv_pool import PoolSpec
 from omni_flow.data.messages import L1, L2, L3, Job, JobDone, L3Change, TierState
 from omni_flow.data.protocol import Column, Message, Op
+from omni_flow.data.server import ServerConfig
 
 from .conftest import Make, Manager, keys
 
@@ -118,6 +122,28 @@ def test_nobody_without_a_quota_stands_in_front_of_one_who_has_one(manager: Make
             assert len(late.result().slots) == 1
 
 
+def test_fetching_into_the_second_tier_brings_a_copy_down(manager: Make) -> None:
+    with manager(pools=(SPEC,), movers=(("copy",),)).client() as client:
+        wait_for_mover(client)
+        names = keys(24)
+        fill(client, names)
+        assert client.probe("kv", names).tolist() == [L1] * 24
+        assert client.fetch("kv", names[:20], tier=L2).all()
+        assert client.probe("kv", names).tolist() == [L1 | L2] * 20 + [L1] * 4
+        below = client.lookup("kv", names[:20], tiers=L2)
+        pages = client.arena("kv/l2").pages(PAGE, SPEC.l2_pages)
+        assert (pages[below.slots] == names[:20, :1]).all()
+        client.unpin("kv", below.lease)
+
+
+def test_without_a_mover_nothing_is_said_to_have_come_down(manager: Make) -> None:
+    with manager(pools=(SPEC,)).client() as client:
+        names = keys(4)
+        fill(client, names)
+        with pytest.raises(NoMover):
+            client.fetch("kv", names, tier=L2)
+
+
 def test_without_a_mover_pages_are_dropped_and_fetching_says_so(manager: Make) -> None:
     with manager(pools=(SPEC,)).client() as client:
         names = keys(200)
@@ -205,6 +231,57 @@ class FakeDisk:
         self._stop.set()
         self._thread.join()
         self.client.close()
+
+
+class WillingMover:
+    """A mover of one kind that says of each job that it is done."""
+
+    def __init__(self, path: str, kind: str = "push") -> None:
+        self.jobs: list[Job] = []
+        self._client = MemoryManagerClient(path, role="mover", kinds=(kind,))
+        self._todo: list[tuple[Job, int]] = []
+        self._client.on_event = self._event
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _event(self, message: Message) -> None:
+        if message.op == Op.JOB:
+            self._todo.append((message.body(Job), len(message.columns[4])))
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self._client.wait_end(0.01)
+            while self._todo:
+                job, count = self._todo.pop()
+                self.jobs.append(job)
+                self._client.call(Op.JOB_DONE, JobDone(job.id), (np.ones(count, np.uint8),))
+
+    def __enter__(self) -> WillingMover:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._client.close()
+
+
+@contextlib.contextmanager
+def on_host_memory(config: ServerConfig) -> Iterator[str]:
+    """A manager whose device is host memory; at its end it must be sound."""
+    script = Path(__file__).parents[1] / "weights" / "device_of_host_memory.py"
+    read, write = os.pipe()
+    command = [sys.executable, str(script), "serve", msgspec.json.encode(config).decode(), "--ready-fd", str(write)]
+    with subprocess.Popen(command, pass_fds=(write,)) as process:
+        os.close(write)
+        with open(read, "rb") as ready:
+            assert ready.readline()
+        yield config.path
+        with MemoryManagerClient(config.path, role="viewer") as client:
+            assert client.check() == []
+            assert client.stats()["internal_errors"] == 0
+        process.terminate()
+        assert process.wait(20) == 0
 
 
 @pytest.fixture
@@ -311,6 +388,33 @@ def test_a_lookup_starts_the_prefetch_of_what_follows(disk: tuple[Manager, FakeD
         while client.lookup("kv", names, pin=False).pages < 8:
             client.wait_end(0.01)
         assert right_bytes(client, names) == 8
+
+
+def test_a_push_of_pages_that_only_the_disk_has_loads_them_first(disk: tuple[Manager, FakeDisk]) -> None:
+    server, _ = disk
+    with server.client() as client, WillingMover(server.path) as sent:
+        names = keys(60)
+        fill(client, names)
+        below = names[client.probe("kv", names) == L3][:4]
+        assert len(below) == 4
+        assert client.push("kv", below, "elsewhere").all()
+        assert {job.src for job in sent.jobs} == {L2}
+
+
+def test_a_push_of_pages_that_lie_on_a_device_brings_them_down_first(tmp_path: Path) -> None:
+    spec = PoolSpec(name="kv", page_bytes=PAGE, l1_pages=16, l2_pages=32, l1_device=0)
+    with (
+        on_host_memory(ServerConfig(path=str(tmp_path / "m.sock"), pools=(spec,))) as path,
+        MemoryManagerClient(path) as client,
+        WillingMover(path) as sent,
+        WillingMover(path, "cuda-copy") as copied,
+    ):
+        names = keys(6)
+        client.commit("kv", client.reserve("kv", 6).token, names)
+        assert client.push("kv", names, "elsewhere").all()
+        assert {(job.src, job.dst) for job in copied.jobs} == {(L1, L2)}
+        assert {job.src for job in sent.jobs} == {L2}
+        assert client.probe("kv", names).tolist() == [L1 | L2] * 6
 
 
 def test_only_movers_report_jobs_and_only_their_own(disk: tuple[Manager, FakeDisk]) -> None:
