@@ -23,14 +23,17 @@ class Decode(EngineRole):
         super().__init__(model, **{"template": TEMPLATE, **more})
 
     async def go_on(self, ctx: Turn, begun: Begun) -> AsyncGenerator[Emit, None]:
-        """Give `token`, pieces of text, the first at once; then `reused`, tokens of the prompt found in the pool."""
+        """Give `token`, pieces of text, the first at once; at the end `reused`, tokens of the prompt that were found in
+        the pool, `usage` and `finish` as OpenAI's API has them."""
         sampling = self.sampling(ctx)
         pieces = self.processor.stream()
         if piece := pieces.add(begun.first):
             yield emit(token=piece)
         over = begun.first == self.processor.end_id and not sampling.ignore_eos
-        if over or begun.first in sampling.stop_token_ids or sampling.max_tokens == 1:
-            yield emit(reused=0)
+        over = over or begun.first in sampling.stop_token_ids
+        if over or sampling.max_tokens == 1:
+            usage = {"prompt_tokens": len(begun.prompt), "completion_tokens": 1}
+            yield emit(reused=0, usage=usage, finish="stop" if over else "length")
             return
         rest = msgspec.structs.replace(
             sampling,
@@ -42,6 +45,7 @@ class Decode(EngineRole):
         async with aclosing(self.tokens(ctx, prompt, rest)) as tokens:
             async for token in tokens:
                 if isinstance(token, EndEvent):
-                    yield emit(reused=token.cached_tokens)
+                    usage = {"prompt_tokens": len(begun.prompt), "completion_tokens": 1 + token.tokens}
+                    yield emit(reused=token.cached_tokens, usage=usage, finish=token.reason)
                 elif piece := pieces.add(token):
                     yield emit(token=piece)

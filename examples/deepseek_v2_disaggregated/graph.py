@@ -1,10 +1,13 @@
-"""Two roles over one KV pool. Params are fields of `omni_flow.compute.sampling.Sampling`."""
+"""Two roles over one KV pool. Params are fields of `omni_flow.compute.sampling.Sampling`.
+
+Those that look at the whole answer (penalties, grammars) are not among them: each role would see a part of it.
+"""
 
 import os
 
 from omni_flow.control.graph import Graph
 from omni_flow.control.slots import stream
-from omni_flow.control.types import Text
+from omni_flow.control.types import Json, Text
 
 from .decode import Decode
 from .prefill import Prefill
@@ -13,14 +16,20 @@ from .prefill import Prefill
 def build(model: str) -> Graph:
     """The graph for the checkpoint in the folder `model`."""
     graph = Graph("deepseek_v2_disaggregated")
-    prompt = graph.placeholder("prompt", Text, required=True)
+    prompt = graph.placeholder("prompt", Text)
+    messages = graph.placeholder("messages", Json)
     graph.param("max_tokens", int, 128)
     graph.param("temperature", float, 0.0)
+    graph.param("top_p", float, 1.0)
     prefill = graph.role("prefill", Prefill, init={"model": model})
     decode = graph.role("decode", Decode, init={"model": model})
-    begun = prefill.interface("begin", inputs=[[{"question": prompt}]], outputs=["begun"])
-    answer = decode.interface("go_on", inputs=[[begun.begun]], outputs=[stream("token", Text), "reused"])
-    graph.output(text=answer.token, reused=answer.reused)
+    begun = prefill.interface("begin", inputs=[[{"question": prompt}], [messages]], outputs=["begun"])
+    answer = decode.interface(
+        "go_on",
+        inputs=[[begun.begun]],
+        outputs=[stream("token", Text), "reused", {"usage": Json, "finish": Text}],
+    )
+    graph.output(text=answer.token, reused=answer.reused, usage=answer.usage, finish=answer.finish)
     return graph
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -10,6 +11,7 @@ import msgspec
 from omni_flow.compute.engine import EndEvent
 from omni_flow.models.deepseek_v2.template import TEMPLATE
 from omni_flow.models.engine_role import EngineRole, Turn
+from omni_flow.models.tokenizer import ChatMessage
 
 
 class Begun(msgspec.Struct, frozen=True):
@@ -30,13 +32,15 @@ class Prefill(EngineRole):
     def __init__(self, model: str, **more: Any) -> None:
         super().__init__(model, **{"template": TEMPLATE, **more})
 
-    async def begin(self, ctx: Turn, question: str) -> Begun:
-        """Compute the prompt and the first token.
+    async def begin(
+        self, ctx: Turn, question: str | None = None, messages: Sequence[ChatMessage] | None = None
+    ) -> Begun:
+        """Compute the prompt of a question or a conversation, and the first token.
 
         Raises:
             PromptTooLong: it does not fit model or pool.
         """
-        prompt = self.prompt(question)
+        prompt = self.processor.chat(messages or [{"role": "user", "content": question or ""}])
         sampling = self.sampling(ctx)
         first = self.processor.end_id
         async with aclosing(self.tokens(ctx, prompt, msgspec.structs.replace(sampling, max_tokens=1))) as tokens:

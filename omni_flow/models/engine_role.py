@@ -11,8 +11,8 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from omni_flow.compute.checkpoint import read_config
-from omni_flow.compute.engine import EndEvent, Request, TokenEvent, Tokens
-from omni_flow.compute.errors import EngineDied
+from omni_flow.compute.engine import EndEvent, Event, Request, TokenEvent, Tokens
+from omni_flow.compute.errors import BadRequest, EngineDied
 from omni_flow.compute.kv_layout import kv_layout
 from omni_flow.compute.sampling import Sampling
 from omni_flow.compute.sglang.config import EngineConfig
@@ -76,7 +76,7 @@ class EngineRole:
         self.cache_tokens = cache_tokens
         self.engine = SGLangEngine(self._config)
         self._replacing = asyncio.Lock()
-        self.processor: Processor
+        self._processor: Processor | None = None
 
     @classmethod
     def kv_pools(
@@ -101,13 +101,20 @@ class EngineRole:
             ),
         )
 
+    @property
+    def processor(self) -> Processor:
+        """The checkpoint's tokenizer. Raises RuntimeError: the role is not set up."""
+        if self._processor is None:
+            raise RuntimeError(f"{type(self).__name__} has no model: call setup() first")
+        return self._processor
+
     async def setup(self, data: Memory | None = None) -> None:
         """Start the engine and read the tokenizer.
 
         Raises:
             ComputeError: what is missing or wrong.
         """
-        self.processor = Processor(self._config.model, self._template)
+        self._processor = Processor(self._config.model, self._template)
         if data is not None:
             pool = self._config.pool or POOL
             self._config = msgspec.structs.replace(self._config, manager=data.address, pool=pool)
@@ -125,10 +132,17 @@ class EngineRole:
         await self.engine.close()
 
     def sampling(self, turn: Turn) -> Sampling:
-        """How the tokens of an activation are chosen: its params, then the role's init; the activation's seed."""
+        """How the tokens of an activation are chosen: its params, then the role's init; the activation's seed.
+
+        Raises:
+            BadRequest: a param is out of range or of the wrong type.
+        """
         given = vars(turn.params)
         named = {name: given[name] for name in Sampling.__struct_fields__ if given.get(name) is not None}
-        return Sampling(**{"seed": turn.seed, **self._sampling, **named})
+        try:
+            return msgspec.convert({"seed": turn.seed, **self._sampling, **named}, Sampling, str_keys=True)
+        except msgspec.ValidationError as wrong:
+            raise BadRequest(f"a param of sampling is wrong: {wrong}", "see omni_flow.compute.sampling") from wrong
 
     def prompt(self, question: str) -> Tokens:
         """The prompt for the answer to a question without history."""
@@ -136,6 +150,12 @@ class EngineRole:
         return self.processor.chat([asked])
 
     async def tokens(self, turn: Turn, prompt: Tokens, sampling: Sampling) -> AsyncGenerator[int | EndEvent, None]:
+        """As `events`, of a token only its id."""
+        async with aclosing(self.events(turn, prompt, sampling)) as events:
+            async for event in events:
+                yield event.token if isinstance(event, TokenEvent) else event
+
+    async def events(self, turn: Turn, prompt: Tokens, sampling: Sampling) -> AsyncGenerator[Event, None]:
         """The tokens behind a prompt, then how it ended. Closing ends the computation.
 
         Raises:
@@ -151,7 +171,7 @@ class EngineRole:
                 async with aclosing(engine.generate(request)) as events:
                     async for event in events:
                         begun = True
-                        yield event.token if isinstance(event, TokenEvent) else event
+                        yield event
                 return
             except EngineDied:
                 if begun or dead is not None:

@@ -16,7 +16,7 @@ from omni_flow.serve.endpoints import Speech, Transcriptions
 from omni_flow.serve.errors import bad, unsupported
 from omni_flow.serve.forms import as_body, read_form
 from omni_flow.serve.http import DONE, EventStream, Json, call_of, event, faults, json_body, while_connected
-from omni_flow.serve.openai import read, refuse, take_mapped
+from omni_flow.serve.openai import take
 from omni_flow.serve.running import Running
 from omni_flow.serve.schema import body_schema, form_schema
 from omni_flow.serve.sounds import MEDIA_TYPES, PCM_RATE, SoundStream, check_format
@@ -54,6 +54,15 @@ class TranscriptionRequest(msgspec.Struct, forbid_unknown_fields=True):
     session: str | None = None
 
 
+SPEECH_NEUTRAL: dict[str, tuple[Any, ...]] = {"speed": (1, 1.0), "instructions": ("",)}
+TRANSCRIPTION_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "language": ("",),
+    "prompt": ("",),
+    "temperature": (0, 0.0),
+    "include": ([],),
+}
+
+
 def router(state: State) -> APIRouter:
     """The routes under `/v1/audio`."""
     routes = APIRouter(tags=["openai"])
@@ -63,13 +72,10 @@ def router(state: State) -> APIRouter:
         """Speak a text; the sound is sent while it is made."""
         body = await json_body(request)
         served, endpoint = state.catalogue.endpoint(Speech, body.get("model"))
-        voice = body.get("voice")
-        mapped = await take_mapped(state, served, endpoint, body)
-        asked = read(body, SpeechRequest)
-        refuse(asked, {"speed": (1, 1.0), "instructions": ("",)})
+        asked, mapped = await take(state, served, endpoint, body, SpeechRequest, SPEECH_NEUTRAL)
         form = check_format(asked.response_format, "response_format")
-        if endpoint.voices and voice is not None and voice not in endpoint.voices:
-            raise bad(f"no voice {voice!r}; there is {', '.join(endpoint.voices)}", "voice")
+        if endpoint.voices and asked.voice is not None and asked.voice not in endpoint.voices:
+            raise bad(f"no voice {asked.voice!r}; there is {', '.join(endpoint.voices)}", "voice")
         with faults():
             running = state.book.submit(
                 served,
@@ -104,9 +110,7 @@ def router(state: State) -> APIRouter:
         body["stream"] = str(body.get("stream", "false")).lower() == "true"
         if "temperature" in body:
             body["temperature"] = _number(body["temperature"], "temperature")
-        mapped = await take_mapped(state, served, endpoint, body)
-        asked = read(body, TranscriptionRequest)
-        refuse(asked, {"language": ("",), "prompt": ("",), "temperature": (0, 0.0), "include": ([],)})
+        asked, mapped = await take(state, served, endpoint, body, TranscriptionRequest, TRANSCRIPTION_NEUTRAL)
         if asked.response_format in ("srt", "vtt") and not endpoint.out_segments:
             raise unsupported("response_format", "this model says no times; ask for json, text or verbose_json")
         outputs = frozenset({endpoint.out_text, endpoint.out_segments} - {""})

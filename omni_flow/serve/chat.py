@@ -11,7 +11,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from omni_flow.serve.chat_answer import Choice, Frame
+from omni_flow.serve.chat_answer import Choice, Frame, usage_object
 from omni_flow.serve.chat_request import Asked, ChatRequest, read_chat
 from omni_flow.serve.endpoints import ChatCompletions
 from omni_flow.serve.errors import ApiError
@@ -94,15 +94,9 @@ async def _whole(asked: Asked, choices: list[Choice]) -> Response:
             "model": asked.model,
             "system_fingerprint": None,
             "choices": [await choice.message() for choice in choices],
-            "usage": _usage(choices),
+            "usage": usage_object(choices),
         }
     )
-
-
-def _usage(choices: list[Choice]) -> dict[str, Any]:
-    prompt = choices[0].usage()[0]
-    completion = sum(choice.usage()[1] for choice in choices)
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 async def _events(asked: Asked, choices: list[Choice], owner: ExitStack) -> AsyncIterator[bytes]:
@@ -118,7 +112,7 @@ async def _events(asked: Asked, choices: list[Choice], owner: ExitStack) -> Asyn
                 async for chunk in _merged([_choice_events(frame, c) for c in choices], stack):
                     yield chunk
         if asked.include_usage:
-            yield event({**frame.head, "choices": [], "usage": _usage(choices)})
+            yield event({**frame.head, "choices": [], "usage": usage_object(choices)})
         yield DONE
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -39,6 +40,7 @@ class Choice:
         }
         self._kinds = {output: kind for output, kind in named.items() if output in asked.outputs}
         self._limit = None if "max_tokens" in endpoint.fields else asked.max_tokens
+        self._stops_itself = "stop" in endpoint.fields
         self.speaks = endpoint.out_audio in asked.outputs
         kind = running.served.kinds.get(endpoint.out_audio)
         self.rate = kind.rate if isinstance(kind, Audio) and kind.rate is not None else PCM_RATE
@@ -46,7 +48,7 @@ class Choice:
         self._stops = Stops(asked.stop)
         self._pieces = 0
         self._finish: str | None = None
-        self._usage: tuple[int, int] | None = None
+        self._usage: dict[str, int] = {}
         self._enough = False
         self._over = False
 
@@ -96,9 +98,12 @@ class Choice:
         return shown
 
     def _end(self, why: str) -> None:
-        """The text is at its end; so is the request, if nothing but text was asked for."""
+        """The text is at its end; so is the request, if nothing but text was asked for.
+
+        A graph that stops by itself is left to say how many tokens it made.
+        """
         self._finish = why
-        if not self.speaks:
+        if not self.speaks and not (why == "cut" and self._stops_itself):
             self._enough = True
             self.running.cancel()
 
@@ -106,7 +111,7 @@ class Choice:
         if kind == "finish":
             self._finish = self._finish or str(value)
         elif isinstance(value, dict):
-            self._usage = (int(value.get("prompt_tokens", 0)), int(value.get("completion_tokens", 0)))
+            self._usage = value
 
     def check(self) -> None:
         """Raises ApiError if the request ended otherwise than it should."""
@@ -123,9 +128,13 @@ class Choice:
             return "tool_calls"
         return "stop" if self._finish in (None, "cut") else self._finish
 
-    def usage(self) -> tuple[int, int]:
-        """Tokens of prompt and answer: as the graph says; else 0 for the prompt, and the pieces of text."""
-        return self._usage or (0, self._pieces)
+    def usage(self) -> tuple[int, int, int]:
+        """Tokens of prompt and answer, and those of the prompt found in a cache: as the graph says.
+
+        If it says nothing: 0 for the prompt, and the pieces of text.
+        """
+        told = self._usage
+        return told.get("prompt_tokens", 0), told.get("completion_tokens", self._pieces), told.get("cached_tokens", 0)
 
     @property
     def said(self) -> str:
@@ -149,6 +158,19 @@ class Choice:
             message["images"] = [await image_part(i, picture) for i, picture in enumerate(self.parts[IMAGE])]
         logprobs = {"content": self.parts[LOGPROBS], "refusal": None} if self.asked.logprobs else None
         return {"index": self.index, "message": message, "logprobs": logprobs, "finish_reason": self.finish}
+
+
+def usage_object(choices: Sequence[Choice], prompts: int = 1) -> dict[str, Any]:
+    """OpenAI's `usage` of choices that answer `prompts` prompts, those of one prompt side by side."""
+    counts = [choice.usage() for choice in choices]
+    first = counts[:: len(counts) // prompts]
+    prompt, completion = sum(c[0] for c in first), sum(c[1] for c in counts)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(c[2] for c in first)},
+    }
 
 
 def audio_object(**fields: Any) -> dict[str, Any]:
@@ -181,6 +203,7 @@ class Frame:
         self._start = b"data: " + encode(self.head)[:-1] + usage + b',"choices":[{"index":'
         self._text = b',"finish_reason":null,"logprobs":null,"delta":{"content":'
         self._delta = b',"finish_reason":null,"logprobs":null,"delta":'
+        self._logprobs = b',"finish_reason":null,"delta":{},"logprobs":'
         self._sound: dict[int, tuple[str, SoundStream]] = {}
         self._images: dict[int, int] = {}
 
@@ -215,9 +238,8 @@ class Frame:
                 number = choice.parts[CALLS].index(value)
                 parts.append(self._event(index, {"tool_calls": [{"index": number, **value}]}))
             elif kind == LOGPROBS and self._asked.logprobs:
-                delta = {"index": index, "delta": {}, "finish_reason": None}
-                delta["logprobs"] = {"content": [await dump(None, value)], "refusal": None}
-                parts.append(b"data: " + encode({**self.head, "choices": [delta]}) + b"\n\n")
+                logprobs = encode({"content": [await dump(None, value)], "refusal": None})
+                parts.append(b"%b%d%b%b}]}\n\n" % (self._start, index, self._logprobs, logprobs))
         return b"".join(parts)
 
     def _stream(self, choice: Choice) -> tuple[str, SoundStream]:

@@ -10,13 +10,14 @@ import msgspec
 from omni_flow.control.types import ListOf
 from omni_flow.serve.endpoints import ChatCompletions
 from omni_flow.serve.errors import ApiError, bad, unsupported
-from omni_flow.serve.openai import new_id, now, read, refuse, take_mapped
+from omni_flow.serve.openai import Mapped, new_id, now, take
 from omni_flow.serve.served import Served
 from omni_flow.serve.sounds import check_format
 from omni_flow.serve.state import State
 from omni_flow.serve.values import load
 
 Between = msgspec.Meta
+Bias = dict[int, Annotated[float, Between(ge=-100, le=100)]]
 Seed = Annotated[int, Between(ge=-(2**63), le=2**63 - 1)]
 
 
@@ -104,7 +105,7 @@ class ChatRequest(msgspec.Struct, forbid_unknown_fields=True):
     top_p: Annotated[float, Between(ge=0, le=1)] | None = None
     presence_penalty: Annotated[float, Between(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Between(ge=-2, le=2)] | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Bias | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Between(ge=0, le=20)] | None = None
     tools: list[dict[str, Any]] | None = None
@@ -129,7 +130,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "parallel_tool_calls": (True, False),
-    "response_format": ({"type": "text"},),
     "reasoning_effort": (),
     "verbosity": (),
     "prediction": (),
@@ -164,22 +164,20 @@ async def read_chat(
     state: State, served: Served, endpoint: ChatCompletions, body: dict[str, Any], session: str | None
 ) -> Asked:
     """Raises ApiError naming the field at fault."""
-    model = served.model_of(endpoint)
-    mapped = await take_mapped(state, served, endpoint, body)
-    asked = read(body, ChatRequest)
-    refuse(asked, NEUTRAL)
-    wants_logprobs = bool(asked.logprobs) or "logprobs" in endpoint.fields
-    if asked.logprobs and not endpoint.out_logprobs:
-        raise unsupported("logprobs", "this model gives no logprobs")
-    if asked.top_logprobs and "top_logprobs" not in endpoint.fields:
-        raise unsupported("top_logprobs", "this model gives no top_logprobs")
+    asked, mapped = await take(state, served, endpoint, body, ChatRequest, NEUTRAL)
+    stop = [asked.stop] if isinstance(asked.stop, str) else list(asked.stop or ())
+    limit = asked.max_completion_tokens or asked.max_tokens
+    for name, value in (("stop", stop), ("max_tokens", limit)):
+        if name in endpoint.fields and value:
+            mapped.put(served, endpoint.fields[name], value)
+    _logprobs(served, endpoint, asked, mapped)
+    _schema(served, endpoint, asked, mapped)
     outputs, form = _outputs(endpoint, asked)
     inputs = await _inputs(state, served, endpoint, asked.messages)
-    stop = [asked.stop] if isinstance(asked.stop, str) else list(asked.stop or ())
     return Asked(
         id=new_id("chatcmpl"),
         created=now(),
-        model=model,
+        model=served.model_of(endpoint),
         inputs={**inputs, **mapped.inputs},
         params=mapped.params,
         outputs=outputs,
@@ -188,11 +186,42 @@ async def read_chat(
         n=asked.n or 1,
         seed=None if asked.seed is None else asked.seed % 2**63,
         stop=stop,
-        max_tokens=asked.max_completion_tokens or asked.max_tokens,
+        max_tokens=limit,
         session=asked.session or session,
         audio_format=form,
-        logprobs=wants_logprobs,
+        logprobs=bool(asked.logprobs),
     )
+
+
+def _logprobs(served: Served, endpoint: ChatCompletions, asked: ChatRequest, mapped: Mapped) -> None:
+    """Tell the graph how many alternatives are wanted. Raises ApiError."""
+    if asked.logprobs and not endpoint.out_logprobs:
+        raise unsupported("logprobs", "this model gives no logprobs")
+    if asked.top_logprobs and not (endpoint.top_logprobs or "top_logprobs" in endpoint.fields):
+        raise unsupported("top_logprobs", "this model gives no top_logprobs")
+    if asked.top_logprobs and not asked.logprobs:
+        raise bad("top_logprobs needs logprobs to be true", "top_logprobs")
+    if asked.logprobs and endpoint.top_logprobs:
+        mapped.put(served, endpoint.top_logprobs, asked.top_logprobs or 0)
+
+
+def _schema(served: Served, endpoint: ChatCompletions, asked: ChatRequest, mapped: Mapped) -> None:
+    """Tell the graph which JSON schema the answer has to fit. Raises ApiError."""
+    form = asked.response_format
+    if form is None or "response_format" in endpoint.fields or form.get("type") == "text":
+        return
+    if not endpoint.json_schema:
+        raise unsupported("response_format", "this model gives plain text only; leave it out")
+    if form.get("type") == "json_object":
+        schema: Any = {"type": "object"}
+    elif form.get("type") == "json_schema":
+        about = form.get("json_schema")
+        schema = about.get("schema") if isinstance(about, dict) else None
+        if not isinstance(schema, dict):
+            raise bad("expected an object, a JSON schema", "response_format.json_schema.schema")
+    else:
+        raise bad("expected text, json_object or json_schema", "response_format.type")
+    mapped.put(served, endpoint.json_schema, msgspec.json.encode(schema).decode())
 
 
 def _outputs(endpoint: ChatCompletions, asked: ChatRequest) -> tuple[frozenset[str], str]:

@@ -12,11 +12,11 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from omni_flow.serve.chat_answer import TEXT, Choice
-from omni_flow.serve.chat_request import Asked, Seed, StreamOptions
+from omni_flow.serve.chat_answer import TEXT, Choice, usage_object
+from omni_flow.serve.chat_request import Asked, Bias, Seed, StreamOptions
 from omni_flow.serve.endpoints import ChatCompletions, Completions
 from omni_flow.serve.http import DONE, EventStream, Json, call_of, event, faults, json_body, while_connected
-from omni_flow.serve.openai import new_id, now, read, refuse, take_mapped
+from omni_flow.serve.openai import new_id, now, take
 from omni_flow.serve.schema import body_schema
 from omni_flow.serve.state import State
 
@@ -42,7 +42,7 @@ class CompletionRequest(msgspec.Struct, forbid_unknown_fields=True):
     top_p: Annotated[float, Between(ge=0, le=1)] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Bias | None = None
     session: str | None = None
 
 
@@ -67,9 +67,7 @@ def router(state: State) -> APIRouter:
         """Continue a text."""
         body = await json_body(request)
         served, endpoint = state.catalogue.endpoint(Completions, body.get("model"))
-        mapped = await take_mapped(state, served, endpoint, body)
-        asked = read(body, CompletionRequest)
-        refuse(asked, NEUTRAL)
+        asked, mapped = await take(state, served, endpoint, body, CompletionRequest, NEUTRAL)
         shape = ChatCompletions(
             model=endpoint.model,
             text=endpoint.prompt,
@@ -129,10 +127,8 @@ def _choice(choice: Choice, text: str, finish: str | None) -> dict[str, Any]:
     return {"index": choice.index, "text": text, "logprobs": None, "finish_reason": finish}
 
 
-def _usage(choices: list[tuple[Choice, str]]) -> dict[str, int]:
-    prompt = sum(choice.usage()[0] for choice, _ in choices)
-    made = sum(choice.usage()[1] for choice, _ in choices)
-    return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
+def _usage(asked: Asked, choices: list[tuple[Choice, str]]) -> dict[str, Any]:
+    return usage_object([choice for choice, _ in choices], len(choices) // asked.n)
 
 
 async def _whole(asked: Asked, choices: list[tuple[Choice, str]]) -> Response:
@@ -143,7 +139,7 @@ async def _whole(asked: Asked, choices: list[tuple[Choice, str]]) -> Response:
 
     await asyncio.gather(*(one(choice) for choice, _ in choices))
     made = [_choice(choice, echo + "".join(choice.parts[TEXT]), choice.finish) for choice, echo in choices]
-    return Json({**_head(asked), "choices": made, "usage": _usage(choices)})
+    return Json({**_head(asked), "choices": made, "usage": _usage(asked, choices)})
 
 
 async def _events(asked: Asked, choices: list[tuple[Choice, str]], owner: ExitStack) -> AsyncIterator[bytes]:
@@ -160,5 +156,5 @@ async def _events(asked: Asked, choices: list[tuple[Choice, str]], owner: ExitSt
             choice.check()
             yield event({**head, "choices": [_choice(choice, "", choice.finish)]})
         if asked.include_usage:
-            yield event({**head, "choices": [], "usage": _usage(choices)})
+            yield event({**head, "choices": [], "usage": _usage(asked, choices)})
         yield DONE

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from typing import ClassVar
 
 from omni_flow.control.compiled import CompiledGraph
 
@@ -29,6 +30,8 @@ class Endpoint:
     model: str = ""
     fields: Mapping[str, str] = field(default_factory=dict)
     ignores: Sequence[str] = ()
+    _settings: ClassVar[tuple[str, ...]] = ()
+    """Attributes that name a param or a placeholder."""
 
     def needs(self) -> str | None:
         """What is missing for the endpoint to make sense, or None."""
@@ -38,7 +41,7 @@ class Endpoint:
         """(attribute, placeholder) pairs that are set."""
         for each in fields(self):
             value = getattr(self, each.name)
-            own = each.name in ("model", "fields", "ignores") or each.name.startswith("out_")
+            own = each.name in ("model", "fields", "ignores", *self._settings) or each.name.startswith("out_")
             if not own and isinstance(value, str) and value:
                 yield each.name, value
 
@@ -57,9 +60,10 @@ class Endpoint:
         for name, placeholder in self.inputs():
             if placeholder not in graph.placeholders:
                 raise MappingError(self, f"{name}={placeholder!r}: the graph has no such placeholder")
-        for name, target in self.fields.items():
+        settings = {name: getattr(self, name) for name in self._settings if getattr(self, name)}
+        for name, target in {**settings, **{f"fields[{name!r}]": to for name, to in self.fields.items()}}.items():
             if target not in graph.placeholders and target not in graph.params:
-                raise MappingError(self, f"fields[{name!r}]={target!r}: the graph has no such placeholder or param")
+                raise MappingError(self, f"{name}={target!r}: the graph has no such placeholder or param")
         for name, output in self.outputs():
             if output not in graph.outputs:
                 raise MappingError(self, f"{name}={output!r}: the graph has no such output")
@@ -71,10 +75,12 @@ class ChatCompletions(Endpoint):
 
     In: `text`: the text of the last user message; `messages`: the whole conversation as a list of
     `{"role", "content"}` with its text only; `system`: the text of system messages; `image`, `audio`: what the last
-    user message shows and says (a list of all pictures if the placeholder takes a list).
+    user message shows and says (a list of all pictures if the placeholder takes a list). `json_schema`: gets the
+    schema of `response_format` as JSON text; `top_logprobs`: how many alternatives a token's log-probability comes
+    with, given when `logprobs` is true; both are params or placeholders.
     Out: `out_text` (text, or a stream of pieces), `out_audio`, `out_image`, `out_transcript` (what the sound says; by
     default the text), `out_tool_calls` (a list of OpenAI's tool calls), `out_logprobs` (OpenAI's entries), `out_usage`
-    ({"prompt_tokens", "completion_tokens"}), `out_finish` (a finish reason).
+    ({"prompt_tokens", "completion_tokens", "cached_tokens"}), `out_finish` (a finish reason).
     """
 
     text: str = ""
@@ -82,6 +88,8 @@ class ChatCompletions(Endpoint):
     system: str = ""
     image: str = ""
     audio: str = ""
+    json_schema: str = ""
+    top_logprobs: str = ""
     out_text: str = ""
     out_audio: str = ""
     out_image: str = ""
@@ -90,6 +98,7 @@ class ChatCompletions(Endpoint):
     out_logprobs: str = ""
     out_usage: str = ""
     out_finish: str = ""
+    _settings = ("json_schema", "top_logprobs")
 
     def needs(self) -> str | None:
         if not (self.text or self.messages or self.audio):
@@ -151,13 +160,10 @@ class Images(Endpoint):
     max_side: int = 4096
     out_image: str = ""
     out_partial: str = ""
+    _settings = ("width", "height")
 
     def needs(self) -> str | None:
         return None if self.prompt and self.out_image else "it needs prompt= and out_image="
-
-    def inputs(self) -> Iterator[tuple[str, str]]:
-        # A slotted dataclass is made anew by its decorator, so `super()` without arguments would miss it.
-        return ((name, p) for name, p in Endpoint.inputs(self) if name not in ("width", "height"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,11 +8,18 @@ from typing import Any
 
 import msgspec
 
+from omni_flow.control.facts import Failure
 from omni_flow.control.request import Outcome
 from omni_flow.control.runtime.errors import InvalidInput, NoReplica, Overloaded, RequestFailed, UnknownParameter
 
 RETRY_S = 1
 """What `Retry-After` says where nothing better is known."""
+
+CALLERS = frozenset(("InvalidInput", "BadRequest", "PromptTooLong"))
+"""What a role raises when the request is at fault, by the name of the class: nothing else of it reaches the server."""
+
+LONGEST = 400
+"""Characters of a failure that a caller is told."""
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 _OUTCOMES = {
@@ -83,19 +90,31 @@ def of_fault(fault: Exception) -> ApiError | None:
     if isinstance(fault, NoReplica):
         return ApiError(503, str(fault), code="no_replica", headers={"retry-after": str(RETRY_S)})
     if isinstance(fault, RequestFailed):
-        return of_outcome(fault.outcome, {name: str(failure) for name, failure in fault.failures.items()})
+        return of_outcome(fault.outcome, fault.failures)
     return None
 
 
-def of_outcome(outcome: Outcome | None, failures: Mapping[str, str]) -> ApiError:
+def brief(failure: Failure) -> str:
+    """A failure in one line for a caller: of a long cause, as an engine's last output, the log has the rest."""
+    text = " ".join(str(failure).split())
+    return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} … {text[-LONGEST // 2 :]}"
+
+
+def of_outcome(outcome: Outcome | None, failures: Mapping[str, Failure]) -> ApiError:
     """What a request that is not done becomes; `failures` by output."""
     status, code = _OUTCOMES[outcome or Outcome.CANCELLED]
-    causes = "; ".join(sorted(set(failures.values())))
+    told = {failure.cause.partition(": ")[::2] for failure in failures.values()}
+    kinds = {kind for kind, _ in told}
+    if outcome is Outcome.FAILED and kinds and kinds <= CALLERS:
+        code = "context_length_exceeded" if kinds == {"PromptTooLong"} else "invalid_input"
+        return ApiError(400, "; ".join(sorted(why for _, why in told)), code=code)
+    texts = {name: brief(failure) for name, failure in failures.items()}
+    causes = "; ".join(sorted(set(texts.values())))
     message = f"the request ended as {outcome}{': ' + causes if causes else ''}"
-    return ApiError(status, message, code=code, more={"failures": dict(failures)} if failures else None)
+    return ApiError(status, message, code=code, more={"failures": texts} if texts else None)
 
 
-_PLACE = re.compile(r" - at `\$\.?(.*?)`$", re.DOTALL)
+_PLACE = re.compile(r" - at `(?:key` in `)?\$\.?(.*?)`$", re.DOTALL)
 _FIELD = re.compile(r"field `([^`]*)`")
 
 

@@ -23,7 +23,7 @@ from omni_flow.serve.endpoints import Images
 from omni_flow.serve.errors import ApiError, bad, unsupported
 from omni_flow.serve.forms import as_body, read_form
 from omni_flow.serve.http import EventStream, Json, call_of, encode, faults, json_body, while_connected
-from omni_flow.serve.openai import now, read, refuse, take_mapped
+from omni_flow.serve.openai import now, take
 from omni_flow.serve.running import Running
 from omni_flow.serve.schema import body_schema, form_schema
 from omni_flow.serve.served import Served
@@ -117,17 +117,14 @@ def router(state: State) -> APIRouter:
     async def draw(request: Request, body: dict[str, Any], kind: str) -> Response:
         served, endpoint = state.catalogue.endpoint(Images, body.get("model"))
         inputs = await _pictures(state, served, endpoint, body) if kind == "image_edit" else {}
-        mapped = await take_mapped(state, served, endpoint, body)
-        asked = read(body, ImageRequest)
-        refuse(asked, NEUTRAL)
+        asked, mapped = await take(state, served, endpoint, body, ImageRequest, NEUTRAL)
         if asked.partial_images and not endpoint.out_partial:
             raise unsupported("partial_images", "this model gives no partial pictures")
         width, height = _size(endpoint, asked.size)
-        inputs |= {**mapped.inputs, endpoint.prompt: asked.prompt}
-        params = dict(mapped.params)
         for name, value in ((endpoint.width, width), (endpoint.height, height)):
             if name:
-                (inputs if name in served.inputs else params)[name] = value
+                mapped.put(served, name, value)
+        inputs |= {**mapped.inputs, endpoint.prompt: asked.prompt}
         partial = endpoint.out_partial if asked.stream and asked.partial_images else ""
         with ExitStack() as stack:
             jobs: list[Job] = []
@@ -138,7 +135,7 @@ def router(state: State) -> APIRouter:
                         call_of(request),
                         kind.replace("image_", "images_"),
                         inputs,
-                        params=params,
+                        params=mapped.params,
                         session=asked.session or request.headers.get("x-omni-session"),
                         seed=None if asked.seed is None else (asked.seed + number) % 2**63,
                         outputs=frozenset({endpoint.out_image, partial} - {""}),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from omni_flow.data.aio_client import AsyncMemoryManagerClient
@@ -20,18 +20,23 @@ Stats = dict[str, int | float]
 
 
 class MemoryLook:
-    """Asks the manager of one deployment. `last` is what it said last; None: there is none, or it does not answer."""
+    """Asks the managers of one deployment. `last` is what they said last, summed; None: there is none, or one does not
+    answer."""
 
     def __init__(self, deployment: AsyncDeployment) -> None:
         self._deployment = deployment
-        self._client: AsyncMemoryManagerClient | None = None
+        self._clients: list[AsyncMemoryManagerClient] = []
         self._connecting = asyncio.Lock()
         self.last: Stats | None = None
 
     @property
     def present(self) -> bool:
         """Whether the deployment has a manager at all."""
-        return getattr(self._deployment.launcher, "memory", None) is not None
+        return bool(self._addresses)
+
+    @property
+    def _addresses(self) -> list[str]:
+        return [memory.address for memory in getattr(self._deployment.launcher, "memories", ())]
 
     async def look(self) -> Stats | None:
         """Its numbers now."""
@@ -39,7 +44,7 @@ class MemoryLook:
             return None
         try:
             async with asyncio.timeout(ASK_S):
-                self.last = await (await self._connected()).stats()
+                self.last = _summed([await client.stats() for client in await self._connected()])
         except (DataError, OSError, TimeoutError) as error:
             log.warning("the memory manager does not answer: %s", error)
             self.last = None
@@ -49,20 +54,28 @@ class MemoryLook:
     async def session(self, name: str) -> tuple[SessionPages, ...]:
         """What a session (`lease_name`) has there. Raises DataError, OSError, TimeoutError: no answer."""
         async with asyncio.timeout(ASK_S):
-            return await (await self._connected()).session_tiers(name)
+            return tuple([page for c in await self._connected() for page in await c.session_tiers(name)])
 
-    async def _connected(self) -> AsyncMemoryManagerClient:
+    async def _connected(self) -> list[AsyncMemoryManagerClient]:
         async with self._connecting:
-            if self._client is None:
-                address = getattr(self._deployment.launcher, "memory").address  # noqa: B009
-                self._client = await AsyncMemoryManagerClient.connect(address, name="serve", role="viewer")
-            return self._client
+            for address in self._addresses[len(self._clients) :]:
+                client = await AsyncMemoryManagerClient.connect(address, name="serve", role="viewer")
+                self._clients.append(client)
+            return self._clients
 
     async def close(self) -> None:
-        """End the connection."""
-        client, self._client = self._client, None
-        if client is not None:
+        """End the connections."""
+        clients, self._clients = self._clients, []
+        for client in clients:
             await client.close()
+
+
+def _summed(each: Sequence[Stats]) -> Stats:
+    total = dict(each[0])
+    for stats in each[1:]:
+        for name, number in stats.items():
+            total[name] = total.get(name, 0) + number
+    return total
 
 
 def tiers(stats: Stats) -> dict[str, Any]:

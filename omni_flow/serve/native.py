@@ -167,7 +167,7 @@ async def _whole(state: State, running: Running, feed: Feed, timeline: bool) -> 
         try:
             outputs = await running.result()
         except RequestFailed as failed:
-            error = of_outcome(failed.outcome, {n: str(f) for n, f in failed.failures.items()})
+            error = of_outcome(failed.outcome, failed.failures)
             partial = {n: await dump(running.served.kinds[n], v) for n, v in failed.partial.items() if v is not ABSENT}
             error.more |= {"request": running.id, "partial": partial}
             raise error from failed

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from omni_flow.control.types import Scalar
+from omni_flow.control.types import Scalar, Type
 from omni_flow.serve.endpoints import Endpoint
-from omni_flow.serve.errors import of_validation, unsupported
+from omni_flow.serve.errors import bad, of_validation, unsupported
 from omni_flow.serve.served import Served
 from omni_flow.serve.state import State
 from omni_flow.serve.values import load
@@ -32,39 +32,61 @@ class Mapped:
     inputs: dict[str, Any]
     params: dict[str, Any]
 
+    def put(self, served: Served, target: str, value: Any) -> None:
+        """Give a value to a placeholder or a param, as it is."""
+        (self.inputs if target in served.inputs else self.params)[target] = value
 
-async def take_mapped(state: State, served: Served, endpoint: Endpoint, body: dict[str, Any]) -> Mapped:
-    """Take the mapped and the ignored fields out of `body`. Raises ApiError naming a field."""
-    found = Mapped({}, {})
+
+async def take(
+    state: State,
+    served: Served,
+    endpoint: Endpoint,
+    body: dict[str, Any],
+    kind: type[S],
+    neutral: Mapping[str, tuple[Any, ...]],
+) -> tuple[S, Mapped]:
+    """The request as a `kind`, and what of it the endpoint's mapping gives to the graph.
+
+    Raises ApiError naming a field that is wrong, unknown, or that this model does nothing with: those of `neutral`
+    unless they are mapped or have one of the values there, which say what happens anyway.
+    """
+    for name in (*endpoint.ignores, *PASSED_OVER):
+        body.pop(name, None)
+    own = {name: body.pop(name, None) for name in endpoint.fields if name not in kind.__struct_fields__}
+    asked = read(body, kind)
+    for name, same in neutral.items():
+        value = getattr(asked, name)
+        if value is not None and value not in same and name not in endpoint.fields:
+            raise unsupported(name, f"this model does nothing with {name!r}; leave it out")
+    mapped = Mapped({}, {})
     for name, target in endpoint.fields.items():
-        value = body.pop(name, None)
+        value = own[name] if name in own else body.get(name)
         if value is None:
             continue
         if target in served.inputs:
-            found.inputs[target] = await load(state.media, served.inputs[target], value, name)
+            mapped.inputs[target] = await load(state.media, served.inputs[target], value, name)
         else:
-            kind = served.graph.params[target].type
-            whole = isinstance(kind, Scalar) and kind.kind is float and type(value) is int
-            found.params[target] = float(value) if whole else value
-    for name in (*endpoint.ignores, *PASSED_OVER):
-        body.pop(name, None)
-    return found
+            mapped.params[target] = _param(served, target, value, name)
+    return asked, mapped
+
+
+def _param(served: Served, target: str, value: Any, field: str) -> Any:
+    """A field's value for a param. Raises ApiError naming the field if it isn't of the param's type."""
+    kind = served.graph.params[target].type
+    if isinstance(kind, Scalar) and kind.kind is float and type(value) is int:
+        return float(value)
+    mismatch = kind.mismatch(value) if isinstance(kind, Type) else None
+    if mismatch is not None:
+        raise bad(mismatch, field, "invalid_type")
+    return value
 
 
 def read(body: dict[str, Any], kind: type[S]) -> S:
-    """The rest of a request. Raises ApiError naming the field."""
+    """A request. Raises ApiError naming the field."""
     try:
-        return msgspec.convert(body, kind)
+        return msgspec.convert(body, kind, str_keys=True)
     except msgspec.ValidationError as wrong:
         raise of_validation(wrong) from wrong
-
-
-def refuse(asked: Any, neutral: Mapping[str, tuple[Any, ...]]) -> None:
-    """Raise ApiError for a field that this model does nothing with, unless it says what happens anyway."""
-    for name, same in neutral.items():
-        value = getattr(asked, name)
-        if value is not None and value not in same:
-            raise unsupported(name, f"this model does nothing with {name!r}; leave it out")
 
 
 def new_id(prefix: str) -> str:

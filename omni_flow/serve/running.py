@@ -13,7 +13,7 @@ from omni_flow.control.runtime.errors import RequestFailed
 from omni_flow.control.runtime.gateway import Span
 from omni_flow.control.types import Audio, Text
 from omni_flow.refs import ABSENT
-from omni_flow.serve.errors import ApiError, of_outcome
+from omni_flow.serve.errors import ApiError, brief, of_outcome
 from omni_flow.serve.guard import Call
 from omni_flow.serve.metrics import Metrics
 from omni_flow.serve.served import Served
@@ -88,11 +88,11 @@ class Running:
 
     def failures(self) -> dict[str, str]:
         """Why outputs failed, by name."""
-        return {name: str(failure) for name, failure in self.live.failures.items()}
+        return {name: brief(failure) for name, failure in self.live.failures.items()}
 
     def error(self) -> ApiError | None:
         """What to tell the caller if it did not end well."""
-        return None if self.outcome is Outcome.DONE else of_outcome(self.outcome, self.failures())
+        return None if self.outcome is Outcome.DONE else of_outcome(self.outcome, self.live.failures)
 
     async def push(self, placeholder: str, value: Any) -> None:
         """Send a frame; waits for credit. Raises InvalidInput."""

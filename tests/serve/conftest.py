@@ -145,12 +145,31 @@ def all_graphs() -> list[Serving]:
             (
                 ChatCompletions(
                     messages="messages",
-                    fields={"tools": "tools", "response_format": "schema", "temperature": "temperature"},
+                    fields={
+                        "tools": "tools",
+                        "response_format": "schema",
+                        "temperature": "temperature",
+                        "max_tokens": "limit",
+                        "stop": "stop",
+                    },
                     ignores=("tool_choice",),
                     out_text="text",
                     out_tool_calls="calls",
                     out_logprobs="logprobs",
                     out_finish="finish",
+                ),
+            ),
+        ),
+        Serving(
+            graphs.forms(),
+            (
+                ChatCompletions(
+                    text="text",
+                    json_schema="schema",
+                    top_logprobs="top",
+                    out_text="text",
+                    out_logprobs="logprobs",
+                    out_usage="usage",
                 ),
             ),
         ),

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image as Pictures
 from PIL import ImageDraw
 
-from omni_flow import ABSENT, Audio, Context, Graph, Image, Json, Text, collect, emit, optional, stream
+from omni_flow import ABSENT, Audio, Context, Graph, Image, InvalidInput, Json, Text, collect, emit, optional, stream
 
 RATE = 24_000
 Sound = Annotated[NDArray[np.float32], Audio(RATE)]
@@ -92,6 +92,10 @@ class Cook:
         yield "begun"
         if "burn" in text:
             raise ValueError("the kitchen is on fire")
+        if "smoke" in text:
+            raise ValueError("smoke " * 1000 + "without fire")
+        if "plastic" in text:
+            raise InvalidInput("text", "nobody eats plastic")
         if "wait" in text:
             await asyncio.Event().wait()
         yield f" {ctx.params.heat}"
@@ -131,8 +135,18 @@ class Tools:
             }
             return {"text": ABSENT, "calls": [call], "logprobs": [], "finish": "tool_calls"}
         text = f"{len(messages)} messages, schema {schema is not None}, heat {ctx.params.temperature}"
+        if ctx.params.limit:
+            text += f", limit {ctx.params.limit}, {len(ctx.params.stop)} stop text"
         entries = [{"token": text, "logprob": -0.5, "bytes": None, "top_logprobs": []}]
         return {"text": text, "calls": [], "logprobs": entries, "finish": "stop"}
+
+
+class Forms:
+    """Says what it was told of the answer's form, and counts."""
+
+    def answer(self, ctx: Context, text: str) -> Any:
+        usage = {"prompt_tokens": 5, "completion_tokens": 3, "cached_tokens": 2}
+        return {"text": f"{ctx.params.schema} {ctx.params.top}", "logprobs": [], "usage": usage}
 
 
 def chat(pause_s: float = 0.0) -> Graph:
@@ -256,10 +270,25 @@ def tools() -> Graph:
     messages = graph.placeholder("messages", Json, required=True)
     offered, schema = graph.placeholder("tools", Json), graph.placeholder("schema", Json)
     graph.param("temperature", float, 1.0)
+    graph.param("limit", int, 0)
+    graph.param("stop", Json)
     made = graph.role("llm", Tools).interface(
         "answer",
         inputs=[[messages, {"tools": optional(offered)}, optional(schema)]],
         outputs=[{"text": Text, "calls": Json, "logprobs": Json, "finish": Text}],
     )
     graph.output(text=made.text, calls=made.calls, logprobs=made.logprobs, finish=made.finish)
+    return graph
+
+
+def forms() -> Graph:
+    """Text in; the params that say what form the answer has, and a usage."""
+    graph = Graph("forms")
+    text = graph.placeholder("text", Text, required=True)
+    graph.param("schema", Json)
+    graph.param("top", Json)
+    made = graph.role("llm", Forms).interface(
+        "answer", inputs=[[text]], outputs=[{"text": Text, "logprobs": Json, "usage": Json}]
+    )
+    graph.output(text=made.text, logprobs=made.logprobs, usage=made.usage)
     return graph

@@ -185,6 +185,48 @@ def test_a_failure_of_a_role_is_said(ai: openai.OpenAI) -> None:
     assert "the kitchen is on fire" in str(broken.value)
 
 
+def test_a_long_failure_is_cut_for_the_caller(ai: openai.OpenAI) -> None:
+    with pytest.raises(openai.InternalServerError) as caught:
+        ask(ai, "smoke", model="kitchen")
+    assert caught.value.body is not None
+    message = caught.value.body["message"]  # type: ignore[index]
+    assert "cook.cook: ValueError: smoke" in message
+    assert message.endswith("without fire")
+    assert len(message) < 500
+
+
+def test_what_a_role_says_of_the_request_is_a_400(ai: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(ai, "plastic", model="kitchen")
+    assert caught.value.code == "invalid_input"
+    assert "nobody eats plastic" in str(caught.value)
+
+
+def test_a_mapped_field_has_the_type_and_range_of_the_api(ai: openai.OpenAI) -> None:
+    assert ask(ai, "hi", model="kitchen", temperature=2).choices[0].message.content == "begun 2.0"
+    for wrong in (-1, 2.5, "hot"):
+        with pytest.raises(openai.BadRequestError) as caught:
+            ask(ai, "hi", model="kitchen", temperature=wrong)
+        assert caught.value.param == "temperature"
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_a_mapped_limit_goes_by_both_of_its_names(ai: openai.OpenAI, name: str) -> None:
+    answer = ask(ai, "hi", model="tools", extra_body={name: 7, "stop": "§"})
+    assert answer.choices[0].message.content.endswith("limit 7, 1 stop text")
+
+
+def test_a_schema_and_alternatives_reach_a_graph_in_plain_form(ai: openai.OpenAI) -> None:
+    form: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "array"}}}
+    answer = ask(ai, "hi", model="forms", response_format=form, logprobs=True, top_logprobs=3)
+    assert answer.choices[0].message.content == '{"type":"array"} 3'
+    answer = ask(ai, "hi", model="forms", response_format={"type": "json_object"}, logprobs=True)
+    assert answer.choices[0].message.content == '{"type":"object"} 0'
+    assert ask(ai, "hi", model="forms", response_format={"type": "text"}).choices[0].message.content == "None None"
+    assert answer.usage.prompt_tokens_details.cached_tokens == 2
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (5, 3, 8)
+
+
 def test_a_caller_who_leaves_ends_the_request(ai: openai.OpenAI, host: Host) -> None:
     stream = ask(ai, "wait", model="kitchen", stream=True)
     for chunk in stream:

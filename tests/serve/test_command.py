@@ -58,8 +58,10 @@ def graph(tmp_path: Path) -> Path:
 
 
 class Served:
-    def __init__(self, *args: object) -> None:
-        self.process = subprocess.Popen(command("serve", *args, "--port", 0), stderr=subprocess.PIPE, text=True)
+    def __init__(self, *args: object, **env: str) -> None:
+        self.process = subprocess.Popen(
+            command("serve", *args, "--port", 0), stderr=subprocess.PIPE, text=True, env={**os.environ, **env}
+        )
         assert self.process.stderr is not None
         self.lines: list[str] = []
         for line in self.process.stderr:

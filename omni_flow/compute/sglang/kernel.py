@@ -156,7 +156,9 @@ class SGLangEngine:
                 f"(quota {self.ready.max_tokens})",
                 "shorten it, or raise context or max_tokens",
             )
-        highest, lowest = max(layout.ids), min(layout.ids)
+        sampling = request.sampling
+        named = (*sampling.logit_bias, *(token for word in sampling.bad_words for token in word))
+        highest, lowest = max(*layout.ids, *named), min(*layout.ids, *named)
         if lowest < 0 or highest >= self.ready.vocabulary:
             raise BadRequest(f"token ids {lowest} to {highest}", f"the vocabulary has {self.ready.vocabulary}")
         if any(rows.shape[1] != self.ready.hidden for rows in layout.embeddings):
