@@ -4,7 +4,8 @@ The table is an array of buckets, each a cache line: eight tags, eight row numbe
 that 0 is an empty lane. A key lives in the first bucket from its home onwards that had a free
 lane; each bucket counts the keys that had to pass it (the overflow counts of F14), so a search stops at the first
 bucket nobody passed and a deletion takes its counts back: the table never needs to be rebuilt. The keys themselves
-are a column of the page table. 20 bytes a key at half load.
+are a column of the page table. 20 bytes a key at half load. Rows of a column are fetched by `take`, which copies whole
+rows; indexing by an array takes six times as long for them.
 """
 
 from __future__ import annotations
@@ -96,12 +97,12 @@ class DigestIndex:
         words = keys.view(np.uint64)
         tags = keys.view(np.uint32)[:, 2] | np.uint32(1)
         bucket = self._home(words)
-        hit = np.flatnonzero(self._tags[bucket] == tags[:, None])
+        hit = np.flatnonzero(self._lanes.take(bucket, axis=0)[:, :_LANES] == tags[:, None])
         which = hit >> 3
         if len(hit) == n and (which == np.arange(n)).all():
             place = bucket * 16 + (hit & 7) + _LANES
             rows = self._flat[place].astype(np.int64)
-            if (self._words[rows] == words).all():
+            if (self._words.take(rows, axis=0) == words).all():
                 return rows, place
         found = np.full(n, -1, np.int64)
         place = np.full(n, -1, np.int64)
@@ -110,7 +111,7 @@ class DigestIndex:
             if len(hit):
                 at = bucket[which] * 16 + (hit & 7) + _LANES
                 rows = self._flat[at].astype(np.int64)
-                same = (self._words[rows] == words[live[which]]).all(axis=1)
+                same = (self._words.take(rows, axis=0) == words[live[which]]).all(axis=1)
                 found[live[which[same]]] = rows[same]
                 place[live[which[same]]] = at[same]
             going = (found[live] < 0) & (self._passed[bucket] > 0)
@@ -118,12 +119,12 @@ class DigestIndex:
             if not len(live):
                 return found, place
             bucket = (bucket[going] + 1) & self._int_mask
-            hit = np.flatnonzero(self._tags[bucket] == tags[live, None])
+            hit = np.flatnonzero(self._lanes.take(bucket, axis=0)[:, :_LANES] == tags[live, None])
             which = hit >> 3
 
     def insert(self, rows: U32) -> None:
         """Enter rows whose keys stand in the key column. The keys must be distinct and not be there yet."""
-        words = self._words[rows]
+        words = self._words.take(rows, axis=0)
         tags = self._keys.view(np.uint32)[rows, 2] | np.uint32(1)
         bucket = self._home(words)
         live = np.arange(len(rows))
