@@ -87,8 +87,9 @@ class AsyncMemoryManagerClient:
 
     def _detach(self) -> None:
         link: Link = self._session.link
-        self._loop.remove_reader(link.fileno())
-        self._loop.remove_writer(link.fileno())
+        if link.fileno() >= 0:  # else it is closed: the server was gone when this client wanted to renew it
+            self._loop.remove_reader(link.fileno())
+            self._loop.remove_writer(link.fileno())
 
     def _readable(self) -> None:
         """Take in everything that has come."""

@@ -29,6 +29,7 @@ from omni_flow.control.types import KV, Bytes, Scalar, Text, Tokens
 from omni_flow.data.errors import DataError
 from omni_flow.deploy.blame import blame
 from omni_flow.deploy.errors import LaunchError, UnknownRole
+from omni_flow.deploy.holders import ManagerHolders
 from omni_flow.deploy.link import NurseryLink
 from omni_flow.deploy.memory import Memory, MemoryProcess
 from omni_flow.deploy.messages import Setup
@@ -169,9 +170,8 @@ class LocalLauncher:
         self._plan = compiled.plan
         self._counts = counts_of(compiled, options.get("replicas"))
         memory = options.get("memory", Memory())
-        if memory is not None:
-            memory = msgspec.structs.replace(memory, pools=merged(memory.pools, kv_pools(self._plan, self._counts)))
-        self._pools = memory is not None and bool(memory.pools)
+        pools = () if memory is None else merged(memory.pools, kv_pools(self._plan, self._each(memory.managers)))
+        self._pools = bool(pools)
         self._options = options
         self._credit = options.get("credit")
         self._transport = options.get("transport", "unix")
@@ -181,7 +181,13 @@ class LocalLauncher:
         self._run_dir = RunDir(options.get("run_dir"))
         self._notify = options.get("on_event") or (lambda line: log.info("%s", line))
         wanted = memory is not None and (self._pools or any(may_carry_array(f) for f in self._field_types()))
-        self.memory = MemoryProcess(memory, self._run_dir.path, self._notify) if memory and wanted else None
+        self.memories: list[MemoryProcess] = []
+        if memory is not None and wanted:
+            memory = msgspec.structs.replace(memory, pools=pools)
+            path, count = self._run_dir.path, memory.managers if pools else 1
+            self.memories = [MemoryProcess(memory, path, self._notify, number) for number in range(count)]
+        self.memory = self.memories[0] if self.memories else None
+        self._holders: list[ManagerHolders] = []
         self._tensors: ArenaTensors | None = None
         self._supervisor = Supervisor(
             self._plan,
@@ -204,6 +210,15 @@ class LocalLauncher:
         yield from (p.type for p in self._plan.spec.placeholders)
         yield from (o.type for i in self._plan.spec.interfaces for o in i.outputs if o.name != DONE)
 
+    def _each(self, managers: int) -> dict[str, int]:
+        """How many replicas of each role one manager serves at most."""
+        return {role: -(-count // managers) for role, count in self._counts.items()}
+
+    def _make_holders(self, room: int) -> ManagerHolders:
+        made = ManagerHolders([memory.address for memory in self.memories], room)
+        self._holders.append(made)
+        return made
+
     def _make_link(self) -> NurseryLink:
         return NurseryLink(self._plan, self._run_dir.lock, self._target)
 
@@ -217,7 +232,7 @@ class LocalLauncher:
         try:
             if self.memory is not None:
                 self._tensors = ArenaTensors(self.memory.address, "gateway")
-                starting = asyncio.create_task(self.memory.start())
+                starting = asyncio.ensure_future(asyncio.gather(*(memory.start() for memory in self.memories)))
                 if self._pools:  # roles connect to their pool while they load
                     await starting
                 try:
@@ -244,7 +259,8 @@ class LocalLauncher:
         )
         await self.node.start()
         membership.start(self.node)
-        self.gateway = Gateway(self.node, limits=self._options.get("limits"))
+        holders = self._make_holders if self._pools else None
+        self.gateway = Gateway(self.node, limits=self._options.get("limits"), holders=holders)
         setup = Setup(
             registry=self.node.address,
             run_dir=self._run_dir.path,
@@ -253,7 +269,7 @@ class LocalLauncher:
             stall_s=self._options.get("stall_s", 30.0),
             log_level=self._options.get("log_level", "INFO"),
             key=self._key,
-            memory=None if self.memory is None else self.memory.address,
+            memory=tuple(memory.address for memory in self.memories),
         )
         self._supervisor.attach(self._first_link, setup, self.gateway)
         await self._supervisor.launch(self._counts)
@@ -291,8 +307,9 @@ class LocalLauncher:
             await self.node.close()
         if self._tensors is not None:
             self._tensors.close()
-        if self.memory is not None:
-            await self.memory.close()
+        for holders in self._holders:
+            await holders.close()
+        await asyncio.gather(*(memory.close() for memory in self.memories))
         self._run_dir.remove()
 
 

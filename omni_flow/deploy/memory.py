@@ -28,23 +28,30 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What memory a deployment on one machine shares.
 
     `temp_bytes`: arena for tensors between roles; `temp_client_bytes`: most of it that one process may hold, 0 for no
-    bound. `pools`: KV page pools. `populate`: `now`, `background` or `lazy`.
+    bound. `pools`: KV page pools. `populate`: `now`, `background` or `lazy`. `managers`: how many memory managers keep
+    KV pools, as if on so many machines: replica k of a role has its pages at manager k modulo their number, and finds
+    none of the others'. Tensors between roles all lie at the first.
     """
 
     temp_bytes: int = 256 << 20
     temp_client_bytes: int = 0
     pools: tuple[PoolSpec, ...] = ()
     populate: str = "background"
+    managers: int = 1
+
+    def __post_init__(self) -> None:
+        if self.managers < 1:
+            raise ValueError(f"{self.managers} memory managers: there must be one")
 
 
 class MemoryProcess:
-    """Runs and watches a memory manager at `<run_dir>/memory.sock`."""
+    """Runs and watches a memory manager at `<run_dir>/memory.sock`; `number` tells several apart, see `Memory`."""
 
-    def __init__(self, memory: Memory, run_dir: str, notify: Callable[[str], None]) -> None:
-        self.address = f"{run_dir}/memory.sock"
+    def __init__(self, memory: Memory, run_dir: str, notify: Callable[[str], None], number: int = 0) -> None:
+        self.address = f"{run_dir}/memory{number or ''}.sock"
         self._config = ServerConfig(
             path=self.address,
-            temp_bytes=memory.temp_bytes,
+            temp_bytes=0 if number else memory.temp_bytes,
             temp_client_bytes=memory.temp_client_bytes,
             pools=memory.pools,
             populate=memory.populate,

@@ -20,7 +20,8 @@ class Setup(msgspec.Struct, frozen=True, tag=0):
     """The first order: what all workers of a deployment share.
 
     `registry` is the launcher's address. `credit` None: the plan's. `run_dir` is removed by the nursery if the launcher
-    dies. `key` encrypts and authenticates `tcp`. `memory`: the memory manager's socket, if there is one.
+    dies. `key` encrypts and authenticates `tcp`. `memory`: the sockets of the memory managers, if there are any:
+    tensors lie at the first, the KV pools of replica k at number k modulo their count.
     """
 
     registry: str
@@ -30,7 +31,7 @@ class Setup(msgspec.Struct, frozen=True, tag=0):
     stall_s: float = 30.0
     log_level: str = "INFO"
     key: str | None = None
-    memory: str | None = None
+    memory: tuple[str, ...] = ()
 
 
 class Start(msgspec.Struct, frozen=True, tag=1):

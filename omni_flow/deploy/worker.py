@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import uvloop
@@ -68,7 +68,7 @@ class Worker:
         loop = asyncio.get_running_loop()
         self._ending = loop.create_future()
         on_signal(loop, signal.SIGTERM, self._end_soon)
-        tensors = None if setup.memory is None else ArenaTensors(setup.memory, start.id)
+        tensors = PlacedTensors(setup.memory, start) if setup.memory else None
         node = self._node = Node(
             self._plan,
             make_transport(start.address, BatchCodec(tensors), key=setup.key),
@@ -146,6 +146,18 @@ class Worker:
     def _say(self, found: Blame) -> None:
         ending = Ending(str(found)[:4000], found.trace[-8000:])
         os.write(self._report, messages.encode(ending))
+
+
+class PlacedTensors(ArenaTensors):
+    """As `ArenaTensors`; `address` is where the KV pools of this replica are."""
+
+    def __init__(self, addresses: Sequence[str], start: Start) -> None:
+        super().__init__(addresses[0], start.id)
+        self._pools_at = addresses[int(start.place.rpartition("/")[2]) % len(addresses)]
+
+    @property
+    def address(self) -> str:
+        return self._pools_at
 
 
 def on_signal(loop: asyncio.AbstractEventLoop, signum: signal.Signals, call: Callable[[], None]) -> None:
