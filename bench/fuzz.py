@@ -42,7 +42,10 @@ left. A cancel, a deadline or a loss gives one outcome and prefixes of the outpu
 reference is told who won.
 
 That the comparison is sharp is shown by `tests/control/semantics/test_sharpness.py`, which switches each rule off alone
-and demands a divergence; the graphs that broke once are in `tests/control/semantics/test_found.py`."""
+and demands a divergence; the graphs that broke once are in `tests/control/semantics/test_found.py`. What concerns
+several requests (drains, the death of a gateway, late rosters, the bits of closed requests) is tried in the same way by
+`tests/control/semantics/test_cluster.py`; small graphs worked out by hand, and random ones, run in the runtime itself
+in `tests/control/semantics/test_derived.py`."""
 
 
 @dataclass

@@ -2,9 +2,9 @@
 
 Open `simulate.py` first: `simulate(graph)` runs the real control flow on a virtual clock under random schedules and
 holds each run against `reference.py`. `world.py` is the simulated surroundings, with `parties.py` and `batching.py`;
-`schedule.py` says what varies, `standins.py` and `roles.py` what roles do,
-`generate.py` draws random graphs, `notation.py` and `vectors.py` read graphs from text and JSON. `checkpoints.py`
-writes small random checkpoints in the official layouts.
+`cluster.py` runs several requests side by side, with drains and dying gateways. `schedule.py` says what varies,
+`standins.py` and `roles.py` what roles do, `generate.py` draws random graphs, `notation.py` and `vectors.py` read
+graphs from text and JSON. `checkpoints.py` writes small random checkpoints in the official layouts.
 """
 
 from omni_flow.testing.checkpoints import tiny_checkpoint

@@ -104,16 +104,16 @@ def compare(
 
 def _outcome(schedule: Schedule, seen: Observed, expected: Expected) -> list[str]:
     found = []
-    if seen.outcomes != 1:
+    if seen.outcomes != 1 and not (seen.orphaned and seen.outcomes == 0):
         found.append(f"{seen.outcomes} outcomes")
     forced = None
     if seen.stopped and schedule.stop is not None:
         forced = "cancelled" if schedule.stop.how == "cancel" else "deadline"
     elif seen.lost and schedule.lossy:
         forced = "failed"
-    if seen.outcome != (forced or expected.result.outcome) and not (forced and seen.outcome == expected.result.outcome):
+    cut = (forced is not None and seen.outcome == forced) or (seen.orphaned and seen.outcome is None)
+    if not cut and seen.outcome != expected.result.outcome:
         found.append(f"outcome {seen.outcome}, not {forced or expected.result.outcome}")
-    cut = forced is not None and seen.outcome == forced
     for name, delivered in expected.result.outputs.items():
         values = seen.outputs[name]
         right = list(delivered.values)
@@ -134,7 +134,7 @@ def _runs(plan: Plan, schedule: Schedule, seen: Observed, expected: Expected) ->
             found.append(f"{_show(key)} ran with {runs!r}, not {right!r}")
         if len(runs) > 1 and not seen.deaths:
             found.append(f"{_show(key)} ran {len(runs)} times")
-    if schedule.drain and not seen.stopped and not seen.lost:
+    if schedule.drain and not seen.stopped and not seen.lost and not seen.orphaned:
         found += [f"{_show(key)} did not run" for key in expected.runs if key not in seen.runs]
     if not seen.deaths:
         ordered = {interface.name for interface in plan.interfaces if interface.ordered}

@@ -39,7 +39,7 @@ CALLED: Final = 9
 class Observed:
     """What happened in one run. Paths are tuples of numbers; `runs` has how often each activation was started.
 
-    `batched`: activations that shared a call with others.
+    `batched`: activations that shared a call with others. `orphaned`: its gateway died.
     """
 
     outputs: dict[str, list[Any]] = field(default_factory=dict)
@@ -58,6 +58,7 @@ class Observed:
     batched: int = 0
     lost: bool = False
     stopped: bool = False
+    orphaned: bool = False
 
 
 @dataclass(slots=True)

@@ -147,9 +147,13 @@ class Request:
         self.steps = 20 + 4 * size
         self.patience = 20_000 + 1_000 * size
 
+    def schedule(self, seed: int, faults: Faults) -> Schedule:
+        """The schedule of `seed`."""
+        return random_schedule(seed, self.mortal, self.steps, faults, self.batchable)
+
     def run(self, seed: int, number: int, faults: Faults, report: Report) -> None:
         """Run it under the schedule of `seed` and add what happened to `report`."""
-        schedule = random_schedule(seed, self.mortal, self.steps, faults, self.batchable)
+        schedule = self.schedule(seed, faults)
         world = World(self.plan, schedule, self.inputs, self.params, self.behave, self.expected.given, self.patience)
         seen = world.seen
         try:

@@ -36,7 +36,7 @@ from omni_flow.testing.parties import (
     Party,
     Seat,
 )
-from omni_flow.testing.schedule import Death, Schedule, delays
+from omni_flow.testing.schedule import Schedule, delays
 
 SLOWNESS: Final = 300.0
 
@@ -79,6 +79,7 @@ class World:
         self.ids = {role.spec.name: role.id for role in plan.roles}
         self.slow = self.ids.get(schedule.slow) if schedule.slow is not None else None
         self.closing = False
+        self.deaths = sorted(schedule.deaths, key=lambda death: -death.step)
         self.rng = Random(schedule.seed)
         self.delay = delays(schedule, self.rng)
         self.queue: list[tuple[float, int, int, Any, Any, Any, Any]] = []
@@ -169,38 +170,46 @@ class World:
 
     def run(self) -> Observed:
         """Run the request until nothing is left to happen."""
-        request = self.desk.request
-        request.start(self.inputs)
-        for placeholder in self.desk.frames:
-            self.later(CLIENT, ("client", placeholder), placeholder)
-        deaths = sorted(self.schedule.deaths, key=lambda death: death.step)
-        stop = self.schedule.stop
-        self.work(deaths, stop.step if stop is not None else -1)
-        if request.outcome is None:
+        self.begin()
+        self.work()
+        if self.desk.request.outcome is None:
             self.seen.left.append("no outcome, and nothing left to happen")
-        elif self.schedule.drain and not self.closing:
-            self.seen.left += self.what_is_left()
-            self.close_all()
-            self.work([], -1)
+        elif self.runs_out():
+            self.work()
         self.check_closed()
         return self.seen
 
-    def work(self, deaths: list[Death], stop: int) -> None:
-        seen = self.seen
+    def begin(self) -> None:
+        """The gateway and the client start the request."""
+        self.desk.request.start(self.inputs)
+        for placeholder in self.desk.frames:
+            self.later(CLIENT, ("client", placeholder), placeholder)
+
+    def runs_out(self) -> bool:
+        """Nothing is left to happen: look what is left of the request, and close it, unless that was done."""
+        if self.closing:
+            return False
+        self.seen.left += self.what_is_left()
+        self.close_all()
+        return True
+
+    def work(self) -> None:
         while self.queue:
-            if seen.steps == stop and self.desk.request.outcome is None:
-                self.stop()
-            while deaths and deaths[0].step <= seen.steps:
-                death = deaths.pop(0)
-                self.kill((self.ids[death.role], death.share))
-            if seen.steps >= self.patience:
-                seen.left.append(f"still busy after {self.patience} steps")
-                return
             self.step()
 
     def step(self) -> None:
-        """Let the next event happen."""
-        self.seen.steps += 1
+        """Let the next event happen, and what the schedule has for this moment."""
+        seen, stop = self.seen, self.schedule.stop
+        if stop is not None and seen.steps == stop.step and self.desk.request.outcome is None:
+            self.stop()
+        while self.deaths and self.deaths[-1].step <= seen.steps:
+            death = self.deaths.pop()
+            self.kill((self.ids[death.role], death.share))
+        seen.steps += 1
+        if seen.steps > self.patience:
+            seen.left.append(f"still busy after {self.patience} steps")
+            self.queue.clear()
+            return
         self.now, _, kind, a, b, c, d = heappop(self.queue)
         if kind == DELIVER:
             self.deliver(a, b, c, d)
