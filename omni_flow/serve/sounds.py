@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import struct
 from typing import Any
@@ -20,6 +21,7 @@ MEDIA_TYPES = {
     "mp3": "audio/mpeg",
     "flac": "audio/flac",
     "opus": "audio/ogg",
+    "aac": "audio/aac",
     "pcm": "audio/pcm",
     "pcm16": "audio/pcm",
 }
@@ -28,18 +30,22 @@ _FILES = {"mp3": ("MP3", "MPEG_LAYER_III"), "flac": ("FLAC", "PCM_16"), "opus": 
 
 def check_format(form: str, field: str) -> str:
     """The format, if it can be made. Raises ApiError naming `field`."""
-    if form not in MEDIA_TYPES:
-        raise unsupported(field, f"format {form!r} can't be made here; there is {', '.join(MEDIA_TYPES)}")
+    known = [name for name in MEDIA_TYPES if name != "aac" or importlib.util.find_spec("av") is not None]
+    if form not in known:
+        raise unsupported(field, f"format {form!r} can't be made here; there is {', '.join(known)}")
     return form
 
 
 class SoundStream:
-    """Takes samples at `rate` and gives the bytes of one file in pieces. `whole`: its header may wait for the end."""
+    """Takes samples at `rate` and gives the bytes of one file in pieces.
+
+    The head of a FLAC file that is sent while it is made says that its length is unknown, which the format has a value
+    for. `whole`: nothing comes before the end, and the head says the length.
+    """
 
     def __init__(self, form: str, rate: int, whole: bool = False) -> None:
-        # The head of FLAC holds the length, and readers stumble over one that does not say it.
-        self._form, self._whole = form, whole or form == "flac"
-        target = PCM_RATE if form in ("pcm", "pcm16", "opus") else rate
+        self._form, self._whole = form, whole
+        target = PCM_RATE if form in ("pcm", "pcm16", "opus", "aac") else rate
         self._resample: Any = None
         if target != rate:
             import soxr
@@ -50,7 +56,10 @@ class SoundStream:
         self._sink: _Sink | None = None
         self._file: Any = None
         self._started = False
-        if form in _FILES:
+        if form == "aac":
+            self._sink = _Sink()
+            self._file = _Aac(self._sink, target)
+        elif form in _FILES:
             import soundfile
 
             kind, subtype = _FILES[form]
@@ -102,6 +111,29 @@ def wav_head(rate: int, size: int | None) -> bytes:
     body = 0xFFFFFFFF if size is None else size
     head = struct.pack("<4sI4s4sIHHIIHH", b"RIFF", whole, b"WAVE", b"fmt ", 16, 1, 1, rate, rate * 2, 2, 16)
     return head + struct.pack("<4sI", b"data", body)
+
+
+class _Aac:
+    """AAC in ADTS frames, written as `soundfile.SoundFile` is."""
+
+    def __init__(self, sink: _Sink, rate: int) -> None:
+        import av
+
+        self._av, self._rate, self._samples = av, rate, 0
+        self._container = av.open(sink, "w", format="adts")
+        self._stream = self._container.add_stream("aac", rate=rate, layout="mono")
+
+    def write(self, samples: NDArray[np.float32]) -> None:
+        if not len(samples):
+            return
+        frame = self._av.AudioFrame.from_ndarray(np.ascontiguousarray(samples[None]), format="fltp", layout="mono")
+        frame.sample_rate, frame.pts = self._rate, self._samples
+        self._samples += len(samples)
+        self._container.mux(self._stream.encode(frame))
+
+    def close(self) -> None:
+        self._container.mux(self._stream.encode(None))
+        self._container.close()
 
 
 class _Sink(io.RawIOBase):

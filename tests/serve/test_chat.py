@@ -140,7 +140,7 @@ def test_tools_are_called_by_a_model_that_can(ai: openai.OpenAI, stream: bool) -
         ({"n": 0}, "n"),
         ({"modalities": ["smell"]}, "modalities[0]"),
         ({"extra_body": {"colour": "red"}}, "colour"),
-        ({"audio": {"voice": "a", "format": "aac"}}, "audio.format"),
+        ({"audio": {"voice": "a", "format": "midi"}}, "audio.format"),
     ],
 )
 def test_what_a_model_does_nothing_with_is_refused_by_name(
