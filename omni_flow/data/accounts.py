@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from omni_flow.data.errors import Holder
+from omni_flow.data.errors import BadArgument, Holder
 from omni_flow.data.messages import L1, L2
 
 U32 = NDArray[np.uint32]
@@ -89,3 +89,17 @@ class Lease:
     tiers: NDArray[np.uint8]
     slots: U32
     left: int
+
+
+def live_positions(positions: U32 | None, live: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Checked positions of a reservation or lease; None: all that are left."""
+    if positions is None:
+        return np.flatnonzero(live)
+    at = positions.astype(np.int64)
+    if len(at) and (int(at.max()) >= len(live) or not live[at].all()):
+        raise BadArgument(f"a position of {len(at)} is outside 0..{len(live) - 1} or already given back")
+    if len(at) > 1:
+        ordered = np.sort(at)
+        if (ordered[1:] == ordered[:-1]).any():
+            raise BadArgument("a position comes twice")
+    return at
