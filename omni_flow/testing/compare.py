@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from omni_flow.control.facts import FAILED, MISSING
-from omni_flow.control.plan import Path, Plan
-from omni_flow.control.spec import GraphSpec
+from omni_flow.control.plan import Interface, Path, Plan
+from omni_flow.control.spec import GraphSpec, SlotSpec
 from omni_flow.testing import facts
+from omni_flow.testing.cutting import Cuts, InvalidChoiceError, is_timed
 from omni_flow.testing.facts import Activation, Behave, Given, Result
 from omni_flow.testing.parties import Observed
-from omni_flow.testing.reference import InvalidChoiceError, interpret
+from omni_flow.testing.reference import interpret
 from omni_flow.testing.schedule import Schedule
 
 KINDS = {"absent": MISSING, "failed": FAILED}
@@ -42,6 +43,7 @@ def expect(
     params: Mapping[str, Any],
     behave: Behave,
     choices: Mapping[tuple[str, facts.Path], int] | None = None,
+    cuts: Mapping[tuple[str, facts.Path], Cuts] | None = None,
 ) -> Expected:
     """What the reference says of a request."""
     given: dict[tuple[str, Path], tuple[Mapping[str, Any], Given]] = {}
@@ -51,7 +53,7 @@ def expect(
         given[activation.interface, numbers(activation.path)] = (activation.inputs, found)
         return found
 
-    result = interpret(spec, inputs, params, recording, choices)
+    result = interpret(spec, inputs, params, recording, choices, cuts)
     return Expected(
         result=result,
         runs={(name, numbers(path)): run for (name, path), run in result.runs.items()},
@@ -79,6 +81,32 @@ def choices_of(plan: Plan, seen: Observed) -> dict[tuple[str, facts.Path], int]:
     }
 
 
+def slots_of(interface: Interface) -> list[SlotSpec]:
+    return [slot for group in interface.spec.groups for slot in group]
+
+
+def cuts_of(plan: Plan, seen: Observed) -> dict[tuple[str, facts.Path], Cuts]:
+    """Where windows of timed policies were cut. Those of one parent run all alike, or only the first of them do."""
+    found: dict[tuple[str, facts.Path], Cuts] = {}
+    for interface in plan.interfaces:
+        windowed = next(filter(is_timed, slots_of(interface)), None)
+        if windowed is None or interface.window is None:
+            continue
+        names = [plan.sources[source].name for source in interface.scope]
+        runs = sorted((path, runs[0][1]) for (name, path), runs in seen.runs.items() if name == interface.name)
+        parents = {path[:-1] for path, _ in runs} | {path for source, path in seen.ends if source == interface.window}
+        for parent in parents:
+            sizes: list[int] = []
+            for number, given in [(path[-1], given) for path, given in runs if path[:-1] == parent]:
+                if number == len(sizes):
+                    context = min(windowed.left, sum(sizes))
+                    sizes.append(len(given[windowed.param]) - context)
+            end = seen.ends.get((interface.window, parent))
+            path = tuple(zip(names[:-1], parent, strict=True))
+            found[names[-1], path] = Cuts(sizes, None if end is None else end[0])
+    return found
+
+
 def compare(
     plan: Plan,
     spec: GraphSpec,
@@ -90,9 +118,9 @@ def compare(
     expected: Expected,
 ) -> list[str]:
     """Where a run departs from the reference; empty if nowhere."""
-    if any(interface.race for interface in plan.interfaces):
+    if any(interface.race or any(map(is_timed, slots_of(interface))) for interface in plan.interfaces):
         try:
-            expected = expect(plan, spec, inputs, params, behave, choices_of(plan, seen))
+            expected = expect(plan, spec, inputs, params, behave, choices_of(plan, seen), cuts_of(plan, seen))
         except InvalidChoiceError as error:
             return [str(error)]
     found = [*seen.contradictions[:SHOWN], *seen.left[:SHOWN]]

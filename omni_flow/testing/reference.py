@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from omni_flow.control.spec import FieldRef, GraphSpec, InterfaceSpec, Join, OutputSpec, ParamRef, SlotSpec
 from omni_flow.refs import ABSENT
+from omni_flow.testing.cutting import Cuts, InvalidChoiceError, cut
 from omni_flow.testing.facts import (
     ABSENT_FACT,
     FAILED_FACT,
@@ -40,6 +41,7 @@ def interpret(
     params: Mapping[str, Any] | None,
     behave: Behave,
     choices: Mapping[tuple[str, Path], int] | None = None,
+    cuts: Mapping[tuple[str, Path], Cuts] | None = None,
 ) -> Result:
     """The result of one request on a graph that is free of lint errors.
 
@@ -48,15 +50,13 @@ def interpret(
         params: overrides of the graph's parameters.
         behave: what each role does; called once per activation, in number order for ordered interfaces.
         choices: for interfaces with `race`, the group that won; the first ready group where nothing is said.
+        cuts: for windows of a policy that looks at a clock, by window source and parent, where the clock cut them;
+            as large as may be where nothing is said.
 
     Raises:
-        InvalidChoiceError: a group that is said to have won is not ready.
+        InvalidChoiceError: a group that is said to have won is not ready, or windows can't have been cut like that.
     """
-    return _Interpreter(spec, inputs, params or {}, behave, choices or {}).result()
-
-
-class InvalidChoiceError(ValueError):
-    """A group said to have won a race can never be ready, or the interface has no race."""
+    return _Interpreter(spec, inputs, params or {}, behave, choices or {}, cuts or {}).result()
 
 
 @dataclass(slots=True)
@@ -77,12 +77,14 @@ class _Interpreter:
         params: Mapping[str, Any],
         behave: Behave,
         choices: Mapping[tuple[str, Path], int],
+        cuts: Mapping[tuple[str, Path], Cuts],
     ) -> None:
         self.spec = spec
         self.inputs = inputs
         self.params = {param.name: param.default for param in spec.params} | dict(params)
         self.behave = behave
         self.choices = choices
+        self.cuts = cuts
         self.interfaces = {interface.name: interface for interface in spec.interfaces}
         self.placeholders = {placeholder.name: placeholder for placeholder in spec.placeholders}
         self.producers: dict[str, tuple[InterfaceSpec, OutputSpec]] = {
@@ -297,8 +299,8 @@ class _Interpreter:
                     break
                 if fact.kind == "value":
                     frames.append(fact.value)
-            cut = _cut_by_size if slot.policy is None else _cut_by_policy
-            known = self.windows[key] = ([frames[a:b] for a, b in cut(slot, frames, torn)], torn)
+            cuts = cut(slot, frames, torn, self.cuts.get(key, Cuts()))
+            known = self.windows[key] = ([frames[a:b] for a, b in cuts], torn)
         return known
 
     # Activations
@@ -447,35 +449,3 @@ class _Interpreter:
             if fact.kind == "value":
                 values.append(fact.value)
         return Delivered(tuple(values))
-
-
-def _cut_by_size(slot: SlotSpec, frames: Sequence[Any], torn: bool) -> Iterator[tuple[int, int]]:
-    """Windows `w*stride - left` to `w*stride + size`; the tail only if it holds a frame no window had."""
-    have = len(frames)
-    window = 0
-    while True:
-        start, stop = window * slot.stride, window * slot.stride + slot.size
-        if stop > have:
-            covered = stop - slot.stride if window else 0
-            if torn or start >= have or have <= covered:
-                return
-        yield max(0, start - slot.left), min(stop, have)
-        window += 1
-
-
-def _cut_by_policy(slot: SlotSpec, frames: Sequence[Any], torn: bool) -> Iterator[tuple[int, int]]:
-    """Windows where the policy cuts: asked at each frame, and after the end where None means the rest."""
-    assert slot.policy is not None
-    start = 0
-    for known in range(1, len(frames) + 1):
-        while start < known:
-            stop = slot.policy.cut(frames[:known], start, False)
-            if stop is None:
-                break
-            yield max(0, start - slot.left), stop
-            start = stop
-    while not torn and start < len(frames):
-        stop = slot.policy.cut(frames, start, True)
-        stop = len(frames) if stop is None else stop
-        yield max(0, start - slot.left), stop
-        start = stop
