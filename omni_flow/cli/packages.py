@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 import omni_flow
 from omni_flow.cli import system
@@ -15,6 +17,8 @@ from omni_flow.cli import system
 CORE = ""
 MODELS = "demo models"
 NAME = "omni-flow"
+ENGINE = ("torch", "transformers", "xgrammar")
+ENGINE_ON_GPU = (*ENGINE, "sglang-kernel", "flashinfer-python")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +60,29 @@ def extras() -> list[Extra]:
     return found
 
 
+def engine_packages(gpu: bool) -> tuple[Package, ...]:
+    """What the engine calls beside SGLang itself, in the versions that the installed SGLang names; none without one.
+
+    Args:
+        gpu: with its kernels. On a CPU any PyTorch from SGLang's on does.
+    """
+    try:
+        declared = [Requirement(text) for text in importlib.metadata.requires("sglang") or []]
+    except importlib.metadata.PackageNotFoundError:
+        return ()
+    by_name = {canonicalize_name(r.name): r for r in declared if r.marker is None}
+    wanted = [by_name[name] for name in (ENGINE_ON_GPU if gpu else ENGINE) if name in by_name]
+    for requirement in wanted:
+        if requirement.name == "torch" and not gpu:
+            requirement.specifier = SpecifierSet(str(requirement.specifier).replace("==", ">="))
+    return tuple(_package(requirement) for requirement in wanted)
+
+
 def _extra(name: str, requirements: list[Requirement]) -> Extra:
     wanted = [r for r in requirements if _belongs(r, name)]
     packages = tuple(_package(r) for r in _flat(wanted, requirements) if _here(r, name))
+    if name == "sglang":
+        packages += engine_packages(bool(system.gpus()))
     dropped = [str(r) for r in wanted if not _here(r, name)]
     return Extra(name, packages, _command(name), f"not for this Python: {', '.join(dropped)}" if dropped else "")
 

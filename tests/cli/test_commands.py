@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_flow.cli import doctor, system
+from omni_flow.cli import doctor, packages, system
 from omni_flow.cli.packages import Extra, Package
 
 from .conftest import Cli
@@ -149,6 +149,20 @@ def test_doctor_says_how_to_get_what_is_missing(capsys: pytest.CaptureFixture[st
     assert "✗ core " in out
     assert "      lack: numpy>=1.26 (1.20)\n      get:  pip install omni-flow\n" in out
     assert "      lack: ray>=2.40 (not installed)\n      get:  pip install 'omni-flow[ray]'\n" in out
+
+
+def test_doctor_checks_the_versions_that_the_engine_is_made_for() -> None:
+    on_cpu = {p.name: p for p in packages.engine_packages(gpu=False)}
+    assert {name: p.wanted for name, p in on_cpu.items()} == {
+        "torch": "torch>=2.11.0",
+        "transformers": "transformers==5.12.1",
+        "xgrammar": "xgrammar==0.2.1",
+    }
+    assert all(p.fits for p in on_cpu.values())
+    on_gpu = {p.name: p for p in packages.engine_packages(gpu=True)}
+    assert set(on_gpu) - set(on_cpu) == {"sglang-kernel", "flashinfer_python"}
+    sglang = next(e for e in packages.extras() if e.name == "sglang")
+    assert {"sglang", *on_cpu} <= {p.name for p in sglang.packages}
 
 
 def test_the_version_is_printed(cli: Cli) -> None:
