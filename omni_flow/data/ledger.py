@@ -7,11 +7,18 @@ Ledger (`temp/ledger`, one per client, seen by that client and the server only):
 
     owned entries   [state, fan-out, slot, generation]   the server fills in slot and generation when it leases
                     NONE → LEASED (server) → PUBLISHED (client, fan-out first) → NONE (server, when all shares are back)
+                    or, if the client may keep the slot, PUBLISHED → RENEWED (server, its new generation first)
+                    → LEASED (client)
     held entries    [state, shares, slot, generation]
                     NONE → HELD (client, state last) → RELEASED (client) → NONE (server)
+    forwards        [held entry, shares, slot, generation]   a ring of shares given on by who holds one itself; written
+                    before MADE is raised, and taken in before the held entry is NONE again
+    header          [MADE (client), TAKEN (server), TOP (client), 0]   forwards made and taken in, modulo 2^32; how many
+                    held entries have ever been used
 
 Each transition has one writer, so nothing is locked and nothing is counted twice if the client dies between any two
-steps. Cells are aligned 32-bit stores.
+steps. Cells are aligned 32-bit stores. Whoever adopts a forwarded share can only release it after MADE was raised, so
+a server that first looks for releases and then for forwards knows of every share before it comes back.
 """
 
 from __future__ import annotations
@@ -21,13 +28,22 @@ from typing import Final
 NONE: Final = 0
 LEASED: Final = 1
 PUBLISHED: Final = 2
+RENEWED: Final = 3
 HELD: Final = 1
 RELEASED: Final = 2
 
 CELLS: Final = 4
 OWNED: Final = 4096
 HELD_ENTRIES: Final = 8192
-LEDGER_BYTES: Final = (OWNED + HELD_ENTRIES) * CELLS * 4
+FORWARDS: Final = 1024
+FORWARDS_AT: Final = OWNED + HELD_ENTRIES
+HEADER: Final = FORWARDS_AT + FORWARDS
+MADE: Final = HEADER * CELLS
+TAKEN: Final = MADE + 1
+TOP: Final = MADE + 2
+"""Cells of the header."""
+LEDGER_BYTES: Final = (HEADER + 1) * CELLS * 4
+U32: Final = 0xFFFFFFFF
 BLOCK: Final = 4096
 MAX_FANOUT: Final = 1 << 20
 TEMP_ARENA: Final = 0

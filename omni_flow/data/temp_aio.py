@@ -11,15 +11,8 @@ from numpy.typing import NDArray
 from omni_flow.data.ledger import BLOCK
 from omni_flow.data.messages import TempRetract
 from omni_flow.data.protocol import Op
-from omni_flow.data.temp_client import (
-    Maps,
-    Share,
-    TempBuffer,
-    TempBuffers,
-    copy_in,
-    lease_body,
-    leased_of,
-)
+from omni_flow.data.temp_buffers import Maps, Share, TempBuffer, TempBuffers
+from omni_flow.data.temp_client import copy_in, lease_body, leased_of
 from omni_flow.refs import TensorRef
 
 if TYPE_CHECKING:
@@ -93,6 +86,12 @@ class AsyncTempClient:
         if self.buffers.should_ring:
             self.ring()
         return self.buffers.adopt(ref, shares)
+
+    async def forward(self, share: Share, consumers: int = 1) -> None:
+        """See `TempClient.forward`."""
+        while not self.buffers.may_forward:
+            await self.flush()
+        self.buffers.forward(share, consumers)
 
     def ring(self) -> None:
         """Tell the server that shares have come back."""

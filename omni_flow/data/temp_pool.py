@@ -1,67 +1,28 @@
 """The server's half of the TempBuffer pool: leases, ledgers, orphans.
 
-Clients publish, adopt and release by writing into their ledgers (`ledger.py`); the server reads a ledger when it is
-rung, when room is short, and when its client dies. It alone frees slots, and each return to free raises the slot's
-generation."""
+Clients publish, adopt, forward and release by writing into their ledgers (`ledger.py`); the server reads a ledger when
+it is rung, when room is short, and when its client dies. It alone frees slots or leases them anew to their owners, and
+each time raises the slot's generation."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Callable, Iterable, Iterator
 
 from omni_flow.data.buddy import MIN_BLOCK, Buddy, Extents
 from omni_flow.data.errors import BadArgument, BadToken, DataError, Holder, NeverFits, PoolFull
-from omni_flow.data.ledger import BLOCK, CELLS, LEASED, MAX_FANOUT, NONE, OWNED, PUBLISHED, RELEASED
+from omni_flow.data.ledger import BLOCK, LEASED, MAX_FANOUT, NONE, OWNED, PUBLISHED, U32
+from omni_flow.data.temp_account import Cells, Slot, TempAccount
 from omni_flow.data.waits import Waiter, WaitQueue
 
-U32 = NDArray[np.uint32]
 Leased = list[tuple[int, int, int]]
 _RECHECK_S = 0.01
 _HOT_BYTES = 256 << 10
 """From this size on a lease first looks for what has just been released: reusing it is worth more than the look."""
+_PRESS_S = 0.05
+"""How often those who don't wait make the others give back what they don't use."""
 SETTLED_S = 1.0
 """How often a settled slot that somebody still holds is looked at."""
-
-
-@dataclass(slots=True, eq=False)
-class Slot:
-    """A slot that is not free. `owner` is 0 for an orphan; `left` counts the shares not yet back, -1 before the
-    first.
-    """
-
-    number: int
-    size: int
-    order: int
-    owner: int
-    entry: int
-    generation: int
-    left: int = -1
-    adopt_until: float = 0.0
-    settled: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class TempAccount:
-    """One client of the pool; `owned` is entry → slot."""
-
-    session: int
-    pid: int
-    name: str
-    ledger: U32 | None = None
-    owned: dict[int, Slot] = field(default_factory=dict)
-    free_entries: list[int] = field(default_factory=lambda: list(range(OWNED - 1, -1, -1)))
-    bytes: int = 0
-    own_wait: WaitQueue = field(default_factory=WaitQueue)
-
-    def held(self) -> U32:
-        """Held entries of the ledger as an array (n, 4)."""
-        if self.ledger is None:
-            return np.zeros((0, CELLS), np.uint32)
-        return self.ledger[OWNED:]
 
 
 class TempPool:
@@ -74,10 +35,10 @@ class TempPool:
         orphan_s: patience with unadopted shares of a dead producer.
         generations: the shared table, one cell per 4 KiB of the arena.
 
-    `pressure(session)` is called when a client has to wait for room, for the others to give back what they don't use.
+    `pressure()` is called when there is no room, for all clients to give back what they don't use.
     """
 
-    def __init__(self, size: int, large: int, client_bytes: int, orphan_s: float, generations: U32) -> None:
+    def __init__(self, size: int, large: int, client_bytes: int, orphan_s: float, generations: Cells) -> None:
         self.blocks = Buddy(size)
         self.extents = Extents(self.blocks.size, large)
         self.client_bytes = client_bytes
@@ -88,7 +49,8 @@ class TempPool:
         self.waits = WaitQueue()
         self.orphans: dict[int, Slot] = {}
         self.closing: list[Slot] = []
-        self.pressure: Callable[[int], None] = lambda _asking: None
+        self.pressure: Callable[[], None] = lambda: None
+        self._press_again = 0.0
         self.counters: dict[str, int] = dict.fromkeys(
             (
                 "leased",
@@ -97,7 +59,10 @@ class TempPool:
                 "waits",
                 "orphaned",
                 "orphans_dropped",
+                "renewed",
+                "forwarded",
                 "bad_releases",
+                "bad_forwards",
                 "retracted",
                 "settled",
             ),
@@ -185,12 +150,13 @@ class TempPool:
             self.harvest_all()
         if not account.own_wait and within() and not self.waits and serve(False):
             return
+        if deadline > now or now >= self._press_again:
+            self._press_again = now + _PRESS_S
+            self.pressure()
         if deadline <= now:
             expire()
             return
         self.counters["waits"] += 1
-        if within():
-            self.pressure(account.session)
         if account.own_wait or not within():
             account.own_wait.add(Waiter(account.session, size, deadline, admit, expire))
         else:
@@ -221,7 +187,7 @@ class TempPool:
 
     def _full(self, account: TempAccount, size: int, within: bool) -> PoolFull:
         rows = sorted(self.accounts.values(), key=lambda a: -a.bytes)[:8]
-        holders = tuple(Holder(a.session, a.pid, a.name, a.bytes, len(a.held())) for a in rows if a.bytes)
+        holders = tuple(Holder(a.session, a.pid, a.name, a.bytes, a.shares()) for a in rows if a.bytes)
         if not within:
             return PoolFull(
                 f"session {account.session} holds {account.bytes} bytes of TempBuffers in {len(account.owned)} slots, "
@@ -239,18 +205,35 @@ class TempPool:
         )
 
     def _free(self, slot: Slot) -> None:
-        """All shares are back: the slot is free, its descriptors are stale."""
+        """The slot is free, its descriptors are stale."""
         del self.slots[slot.number]
         self.orphans.pop(slot.number, None)
-        self.generations[slot.number] = (slot.generation + 1) & 0xFFFFFFFF
+        self.generations[slot.number] = (slot.generation + 1) & U32
         owner = self.accounts.get(slot.owner)
-        if owner is not None and owner.owned.get(slot.entry) is slot:
-            del owner.owned[slot.entry]
-            owner.bytes -= slot.size
-            owner.free_entries.append(slot.entry)
-            if owner.ledger is not None:
-                owner.ledger[slot.entry, 0] = NONE
+        if owner is not None:
+            owner.disown(slot)
         self._recycle(slot)
+
+    def _renew(self, slot: Slot) -> bool:
+        """All shares are back: lease the slot to its owner anew, if it may keep it. It is what the owner will most
+        likely need next, and still in its caches; so a client that goes on as before asks for nothing.
+
+        A client keeps an eighth of the pool at most, and nothing while somebody waits, little is free, or its own bound
+        is near.
+        """
+        owner = self.accounts.get(slot.owner)
+        if owner is None or self.waits or owner.own_wait or self.free_bytes() < self.capacity() // 4:
+            return False
+        if self.client_bytes and 2 * owner.bytes > self.client_bytes:
+            return False
+        if not owner.has_room_to_keep(slot.size, self.capacity() // 8):
+            return False
+        slot.generation = (slot.generation + 1) & U32
+        slot.left, slot.own, slot.forwards = -1, 0, None
+        self.generations[slot.number] = slot.generation
+        owner.keep(slot)
+        self.counters["renewed"] += 1
+        return True
 
     def _recycle(self, slot: Slot) -> None:
         if slot.order < 0:
@@ -270,7 +253,7 @@ class TempPool:
             state, fanout = (int(x) for x in owner.ledger[slot.entry, :2])
             if state != PUBLISHED or not 1 <= fanout <= MAX_FANOUT:
                 return -1
-            slot.left = fanout
+            slot.left = slot.own = fanout
         return slot.left
 
     def _back(self, number: int, generation: int, shares: int) -> None:
@@ -280,26 +263,47 @@ class TempPool:
             self.counters["bad_releases"] += 1
             return
         slot.left -= shares
-        if not slot.left:
+        if not slot.left and not self._renew(slot):
             self._free(slot)
 
-    def harvest(self, account: TempAccount, dead: bool = False) -> int:
-        """Take in what a client has released; of a dead one everything it held. Returns how many entries."""
-        held = account.held()
-        states = held[:, 0]
-        at = np.flatnonzero(states if dead else states == RELEASED)
-        if not len(at):
+    def harvest(self, accounts: Iterable[TempAccount], dead: bool = False) -> int:
+        """Take in what clients have released; of a dead one everything it held. Returns how many entries.
+
+        Whoever releases a forwarded share saw it forwarded; so all forwards are taken in after the look at who has
+        released, and before anything comes back.
+        """
+        found = []
+        for account in accounts:
+            held, at = account.released(dead)
+            if len(at):
+                found.append((held, at, held[at].tolist()))
+        if not found:
             return 0
-        entries = held[at].tolist()
-        states[at] = NONE
-        for _, shares, number, generation in entries:
-            self._back(number, generation, shares)
-        self.counters["harvests"] += 1
-        return len(entries)
+        for account in self.accounts.values():
+            self._take_forwards(account)
+        for held, at, entries in found:
+            held[at, 0] = NONE
+            for _, shares, number, generation in entries:
+                self._back(number, generation, shares)
+        self.counters["harvests"] += len(found)
+        return sum(len(entries) for _, _, entries in found)
 
     def harvest_all(self) -> None:
-        for account in list(self.accounts.values()):
-            self.harvest(account)
+        self.harvest(list(self.accounts.values()))
+
+    def _take_forwards(self, account: TempAccount) -> None:
+        """Count the shares that a client has given on; nonsense is counted and ignored."""
+        for forward in account.forwards():
+            shares, number, generation = forward or (0, 0, 0)
+            slot = self.slots.get(number)
+            if slot is None or slot.generation != generation or not 1 <= shares <= MAX_FANOUT or self._shares(slot) < 0:
+                self.counters["bad_forwards"] += 1
+                continue
+            slot.left += shares
+            if slot.forwards is None:
+                slot.forwards = {}
+            slot.forwards[account.session] = slot.forwards.get(account.session, 0) + 1
+            self.counters["forwarded"] += 1
 
     def give_back(self, account: TempAccount, entries: list[int]) -> None:
         """Return leased slots that were never published.
@@ -327,50 +331,63 @@ class TempPool:
             slot is None
             or slot.owner != account.session
             or slot.generation != generation
-            or not 1 <= shares <= self._shares(slot)
+            or not 1 <= shares <= min(self._shares(slot), slot.own)
         ):
             raise BadToken(f"session {account.session} retracts {shares} shares of slot {number} it has not published")
         self.counters["retracted"] += shares
+        slot.own -= shares
         self._back(number, generation, shares)
 
     def settle(self, account: TempAccount, slots: list[tuple[int, int]], now: float) -> None:
-        """Published slots (number, generation) of this client that nobody adopts from now on: each is free once those
-        who have adopted it are done. Slots that are free already, or not this client's, are passed over.
+        """Slots (number, generation) that this client has published, or forwarded, to readers of whom none comes from
+        now on: each is free once those who have adopted it are done, and the others who gave it on have settled it too.
+        Slots that are free already, or not this client's, are passed over.
         """
+        self._take_forwards(account)
         for number, generation in slots:
             slot = self.slots.get(number)
-            if slot is None or slot.generation != generation or slot.owner != account.session or self._shares(slot) < 0:
+            if slot is None or slot.generation != generation:
                 continue
-            del account.owned[slot.entry]
-            account.bytes -= slot.size
-            account.free_entries.append(slot.entry)
-            if account.ledger is not None:
-                account.ledger[slot.entry, 0] = NONE
-            slot.owner = 0
-            slot.adopt_until = now
-            slot.settled = True
-            self.orphans[number] = slot
-            self.counters["settled"] += 1
+            if slot.forwards is not None and account.session in slot.forwards:
+                slot.forwards[account.session] -= 1
+                if not slot.forwards[account.session]:
+                    del slot.forwards[account.session]
+            elif slot.owner == account.session and self._shares(slot) >= 0:
+                slot.settled = True
+                self._orphan(slot, now)
+                self.counters["settled"] += 1
+
+    def _orphan(self, slot: Slot, until: float) -> None:
+        """A published slot has no owner any more; who has not adopted it by then comes too late."""
+        owner = self.accounts.get(slot.owner)
+        if owner is not None:
+            owner.disown(slot)
+        slot.owner = 0
+        slot.adopt_until = max(slot.adopt_until, until)
+        self.orphans[slot.number] = slot
 
     # -- the end of things --------------------------------------------------------------------------------------
 
     def close(self, session: int, now: float) -> Iterator[None]:
-        """A client has gone: its shares go back, unpublished slots are free, published ones become orphans."""
+        """A client has gone: its shares go back, unpublished slots are free, published ones become orphans. So do those
+        it has forwarded: whether the readers it meant will ever adopt them nobody knows.
+        """
         account = self.accounts.get(session)
         if account is None:
             return
         self.waits.forget(session)
-        self.harvest(account, dead=True)
+        self.harvest([account], dead=True)
         yield
-        for done, slot in enumerate(list(account.owned.values()), 1):
-            if self._shares(slot) < 0:
+        for done, slot in enumerate(list(self.slots.values()), 1):
+            if self.slots.get(slot.number) is not slot:
+                continue
+            forwarded = slot.forwards is not None and slot.forwards.pop(session, 0) > 0
+            if slot.owner == session and self._shares(slot) < 0:
                 self._free(slot)
-            else:
-                slot.owner = 0
-                slot.adopt_until = now + self.orphan_s
-                self.orphans[slot.number] = slot
+            elif slot.owner == session or forwarded:
+                self._orphan(slot, now + self.orphan_s)
                 self.counters["orphaned"] += 1
-            if not done % 256:
+            if not done % 512:
                 yield
         del self.accounts[session]
         self.pump()
@@ -412,10 +429,10 @@ class TempPool:
 
         An adopter first writes its ledger and then checks the generation, and here the generation is raised first
         and the ledgers are read in a later round: so either it sees the new generation or we see its entry."""
-        due = [slot for slot in self.orphans.values() if slot.adopt_until <= now]
-        if not due and not self.closing:
-            return min(slot.adopt_until for slot in self.orphans.values())
+        if not self.closing and (first := self._first_due()) > now:
+            return min(first, now + self.orphan_s)
         self.harvest_all()
+        due = [slot for slot in self.orphans.values() if slot.adopt_until <= now and not slot.forwards]
         held = self.held_shares()
         closing, self.closing = self.closing, []
         for slot in closing:
@@ -425,17 +442,18 @@ class TempPool:
                 self.counters["orphans_dropped"] += 1
                 self._recycle(slot)
         for slot in due:
-            if self.orphans.get(slot.number) is not slot:
-                continue
             if (slot.number, slot.generation) in held:
                 slot.adopt_until = now + (SETTLED_S if slot.settled else self.orphan_s)
                 continue
             del self.orphans[slot.number], self.slots[slot.number]
-            self.generations[slot.number] = (slot.generation + 1) & 0xFFFFFFFF
+            self.generations[slot.number] = (slot.generation + 1) & U32
             self.closing.append(slot)
         self.pump()
-        later = [now + _RECHECK_S] if self.closing else []
-        return min(later + [slot.adopt_until for slot in self.orphans.values()], default=now + self.orphan_s)
+        return min(now + (_RECHECK_S if self.closing else self.orphan_s), self._first_due())
+
+    def _first_due(self) -> float:
+        """When the first orphan is to be looked at; those forwarded in requests that go on wait for their settling."""
+        return min((slot.adopt_until for slot in self.orphans.values() if not slot.forwards), default=float("inf"))
 
     def check_integrity(self) -> list[str]:
         """Violated invariants, empty when sound."""

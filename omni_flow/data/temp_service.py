@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Iterator, Mapping
 
@@ -14,7 +15,8 @@ from omni_flow.data.ledger import BLOCK, CELLS, LEDGER_BYTES
 from omni_flow.data.messages import TempLease, TempLeased, TempRetract
 from omni_flow.data.protocol import Message, Op
 from omni_flow.data.session import BaseService, Handler, Session
-from omni_flow.data.temp_pool import Leased, TempAccount, TempPool
+from omni_flow.data.temp_account import TempAccount
+from omni_flow.data.temp_pool import Leased, TempPool
 
 
 class TempService(BaseService):
@@ -30,7 +32,7 @@ class TempService(BaseService):
         cells = (size + large) // BLOCK + 1
         self.table = Arena.create("temp-generations", cells * 4, huge=False)
         generations = self.table.numpy(0, (cells,), np.uint32)
-        generations[:] = 1
+        generations[:] = secrets.randbits(32)  # so that descriptors of an earlier manager are good for nothing here
         self._sessions: dict[int, Session] = {}
         self.pool = TempPool(size, large, client_bytes, orphan_s, generations)
         self.pool.pressure = self._pressure
@@ -45,11 +47,10 @@ class TempService(BaseService):
             Op.T_SETTLE: self._settle,
         }
 
-    def _pressure(self, asking: int) -> None:
-        """Ask the other clients for the slots in their magazines."""
-        for number, session in self._sessions.items():
-            if number != asking:
-                session.event(Op.T_TRIM)
+    def _pressure(self) -> None:
+        """Ask all clients for the slots in their magazines: who waits may itself keep some of another size."""
+        for session in self._sessions.values():
+            session.event(Op.T_TRIM)
 
     def opened(self, session: Session) -> None:
         self.pool.open(session.id, session.pid, session.name or session.role)
@@ -62,8 +63,7 @@ class TempService(BaseService):
         arena = Arena.create("temp-ledger", LEDGER_BYTES, huge=False, populate="lazy")
         session.state["ledger"] = arena
         self._sessions[session.id] = session
-        account = self.pool.accounts[session.id]
-        account.ledger = arena.numpy(0, (LEDGER_BYTES // (4 * CELLS), CELLS), np.uint32)
+        self.pool.accounts[session.id].map(arena.numpy(0, (LEDGER_BYTES // (4 * CELLS), CELLS), np.uint32))
         return arena
 
     def generations(self, _session: Session, _name: str) -> Arena:
@@ -101,15 +101,17 @@ class TempService(BaseService):
 
     def _flush(self, session: Session, message: Message) -> None:
         """The bell of a client that has released. Answered only if it has a request id."""
-        if self.pool.harvest(self.pool.accounts[session.id]):
+        if self.pool.harvest([self.pool.accounts[session.id]]):
             self.pool.pump()
         if message.request:
             session.reply(message)
 
     def _return(self, session: Session, message: Message) -> None:
+        """Answered only if it has a request id."""
         entries = message.column(0, "<u4").tolist()
         self.pool.give_back(self._account(session), entries)
-        session.reply(message)
+        if message.request:
+            session.reply(message)
         self.pool.pump()
 
     def _retract(self, session: Session, message: Message) -> None:

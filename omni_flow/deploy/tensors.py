@@ -1,7 +1,7 @@
 """Where control and data meet: large arrays of messages lie in TempBuffers of the node's memory manager.
 
-One `ArenaTensors` per process. Role code computes in place with `ctx.empty(shape, dtype)`; any other array is copied in
-once, when it is given. Readers map the same memory read-only.
+One `ArenaTensors` per process. Role code computes in place with `ctx.empty(shape, dtype)`; what it was given and gives
+on as it is keeps its place; any other array is copied in once, when it is given. Readers map the same memory read-only.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from omni_flow.control.arrays import is_torch
+from omni_flow.control.arrays import is_torch, itemsize, torch_module
 from omni_flow.control.runtime.tensors import Placed, TensorGone
 from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.errors import DataError, Disconnected, NeverFits, OutOfMemory, PoolFull, StaleEpoch
-from omni_flow.data.ledger import TEMP_ARENA
-from omni_flow.data.temp_client import Maps, Share, TempBuffer, TempClient
+from omni_flow.data.temp_buffers import Maps, Share, TempBuffer, TempBuffers
+from omni_flow.data.temp_client import TempClient
+from omni_flow.deploy.errands import Errands
 from omni_flow.refs import TensorRef
 
 log = logging.getLogger("omni_flow.tensors")
@@ -35,7 +36,7 @@ WARM_BYTES = 256 << 20
 
 
 class ArenaTensors:
-    """A process's TempBuffers, as the runtime and role code use them. Safe from any thread.
+    """A process's TempBuffers, as the runtime and role code use them. `empty` from any thread, the rest on the loop.
 
     Connects when the first large array comes; without a memory manager, arrays travel in messages.
 
@@ -49,68 +50,99 @@ class ArenaTensors:
         self._name = name
         self._client: MemoryManagerClient | None = None
         self._temp: TempClient | None = None
+        self._errands: Errands | None = None
         self._retry_at = 0.0
         self._warm: threading.Thread | None = None
-        self._lock = threading.RLock()  # a finalizer may run wherever memory is allocated, also under it
-        self._made: dict[int, TempBuffer] = {}
+        self._lock = threading.Lock()
+        self._under_tensors: dict[int, weakref.ref[_Made | Share]] = {}
         self.copied = 0
         self.in_place = 0
+        self.forwarded = 0
 
     @property
     def address(self) -> str:
         """The memory manager's socket, for connections of one's own."""
         return self._address
 
+    # ---- the connection -------------------------------------------------------------------------------------
+
     def _connected(self) -> TempClient | None:
-        """The pool; None while there is no memory manager (asked again after `RETRY_S`). Under the lock."""
+        """The pool; None while there is no memory manager (asked again after `RETRY_S`)."""
         if self._temp is None and time.monotonic() >= self._retry_at:
-            try:
-                self._client = MemoryManagerClient(self._address, name=self._name)
-                self._temp = TempClient(self._client)
-            except DataError as error:
-                self._retry_at = time.monotonic() + RETRY_S
-                log.info("arrays travel in messages for now: %s", error)
-                return None
-            self._warm = threading.Thread(target=_map_in, args=(self._temp.buffers.maps,), name="warm", daemon=True)
-            self._warm.start()
+            with self._lock:
+                if self._temp is None:
+                    self._connect()
         return self._temp
 
+    def _connect(self) -> None:
+        errands = Errands(self._lose)
+        try:
+            client = MemoryManagerClient(self._address, name=self._name)
+            temp = TempClient(client, bell=errands.ring_soon)
+        except DataError as error:
+            self._retry_at = time.monotonic() + RETRY_S
+            log.info("arrays travel in messages for now: %s", error)
+            return
+        self._client, self._errands, self._temp = client, errands, temp
+        self._warm = threading.Thread(target=_map_in, args=(temp.buffers.maps,), name="warm", daemon=True)
+        self._warm.start()
+
+    def _on_loop(self) -> TempClient | None:
+        """The pool, for a caller on the loop, which does its errands from now on."""
+        temp = self._temp or self._connected()
+        errands, client = self._errands, self._client
+        if temp is not None and errands is not None and not errands.started and client is not None:
+            errands.start(client, temp)
+        return temp
+
+    def _lose(self) -> None:
+        """The server is gone: what lay there is void, and another connection is tried in a while. Any thread."""
+        with self._lock:
+            self._retry_at = max(self._retry_at, time.monotonic() + RETRY_S)
+            temp, self._temp = self._temp, None
+            if temp is not None:
+                temp.buffers.dead = True
+            if self._errands is not None:
+                self._errands.stop()
+            if self._client is not None:
+                self._client.close()
+            self._client = self._errands = None
+
+    def close(self) -> None:
+        """End the session; what it held is free."""
+        self._retry_at = float("inf")
+        if self._warm is not None:
+            self._warm.join()
+        self._lose()
+
+    # ---- for role code --------------------------------------------------------------------------------------
+
     def empty(self, shape: tuple[int, ...] | int, dtype: DTypeLike = "float32") -> NDArray[Any]:
-        """An array to compute into: given as an output, it is handed over without a copy.
+        """An array to compute into: given as an output, it is handed over without a copy. Any thread.
 
         Once given it belongs to its readers and must not be written any more. Where the pool has no room it is ordinary
         memory.
         """
         kind = np.dtype(dtype)
         sizes = (shape,) if isinstance(shape, int) else tuple(shape)
-        buffer = self._alloc(math.prod(sizes) * kind.itemsize)
-        if buffer is None:
+        temp = self._temp or self._connected()
+        buffer = None if temp is None or _name(kind) is None else self._alloc(temp, math.prod(sizes) * kind.itemsize)
+        if temp is None or buffer is None:
             return np.empty(sizes, kind)
-        array = buffer.numpy(sizes, kind)
-        at = array.__array_interface__["data"][0]
-        self._made[at] = buffer
-        weakref.finalize(array, self._forgotten, at, buffer)
-        return array
+        made = _Made(temp.buffers, buffer, sizes, kind.str)
+        if torch_module() is not None:
+            self._under_tensors[made.address] = weakref.ref(made)
+        return np.asarray(made)
 
-    def _forgotten(self, at: int, buffer: TempBuffer) -> None:
-        """An array of `empty` died; if it was never given, its buffer is free."""
-        with self._lock:
-            if self._made.get(at) is buffer:
-                del self._made[at]
-                self.discard(buffer)
-
-    def _alloc(self, nbytes: int) -> TempBuffer | None:
-        with self._lock:
-            temp = self._connected()
-            if temp is None:
-                return None
-            try:
-                buffer = temp.alloc(max(nbytes, 1), timeout=0)
-            except (PoolFull, NeverFits):
-                return None
-            except (Disconnected, StaleEpoch) as gone:
-                log.warning("arrays travel in messages for now: %s", gone)
-                return None
+    def _alloc(self, temp: TempClient, nbytes: int) -> TempBuffer | None:
+        try:
+            buffer = temp.alloc(nbytes or 1, timeout=0)
+        except (PoolFull, NeverFits):
+            return None
+        except (Disconnected, StaleEpoch) as gone:
+            log.warning("arrays travel in messages for now: %s", gone)
+            self._lose()
+            return None
         buffer.nbytes = nbytes
         return buffer
 
@@ -118,108 +150,100 @@ class ArenaTensors:
 
     def place(self, array: Any) -> Placed | None:
         """See `Tensors.place`. A tensor on a device is not placed: it would be copied twice."""
-        if is_torch(array):
+        if type(array) is not np.ndarray and is_torch(array):
             return self._place_torch(array)
-        if array.dtype.hasobject:
+        temp = self._on_loop()
+        dtype = array.dtype
+        name = _name(dtype)
+        if temp is None or name is None:
             return None
-        if array.flags.c_contiguous:
-            buffer = self._take_made(array.__array_interface__["data"][0], array.nbytes)
-            if buffer is not None:
-                self.in_place += 1
-                return ArenaPlaced(self, buffer, _name(array.dtype), array.shape)
-        buffer = self._alloc(array.nbytes)
+        if (owner := _under(array)) is not None:
+            placed = self._as_it_lies(temp, owner, array.nbytes, name, array.shape)
+            if placed is not None:
+                return placed
+        buffer = self._alloc(temp, array.nbytes)
         if buffer is None:
             return None
-        np.copyto(buffer.numpy(array.shape, array.dtype), array)
+        np.copyto(buffer.numpy(array.shape, dtype.newbyteorder("=")), array)
         self.copied += 1
-        return ArenaPlaced(self, buffer, _name(array.dtype), array.shape)
+        return ArenaPlaced(temp.buffers, buffer, name, array.shape)
 
     def _place_torch(self, tensor: Any) -> Placed | None:
-        if tensor.device.type != "cpu":
-            return None
+        temp = self._on_loop()
         name = str(tensor.dtype).removeprefix("torch.")
+        if temp is None or tensor.device.type != "cpu":
+            return None
         shape = tuple(tensor.shape)
         if tensor.is_contiguous():
-            buffer = self._take_made(tensor.data_ptr(), tensor.nbytes)
-            if buffer is not None:
-                self.in_place += 1
-                return ArenaPlaced(self, buffer, name, shape)
-        buffer = self._alloc(tensor.nbytes)
+            known = self._under_tensors.get(tensor.data_ptr())
+            placed = self._as_it_lies(temp, known and known(), tensor.nbytes, name, shape)
+            if placed is not None:
+                return placed
+        buffer = self._alloc(temp, tensor.nbytes)
         if buffer is None:
             return None
         buffer.torch(shape, tensor.dtype).copy_(tensor.detach())
         self.copied += 1
-        return ArenaPlaced(self, buffer, name, shape)
+        return ArenaPlaced(temp.buffers, buffer, name, shape)
 
-    def _take_made(self, at: int, nbytes: int) -> TempBuffer | None:
-        buffer = self._made.get(at)
-        if buffer is None or nbytes > buffer.nbytes:
-            return None
-        del self._made[at]
-        buffer.nbytes = nbytes
-        return buffer
+    def _as_it_lies(
+        self, temp: TempClient, owner: object, nbytes: int, dtype: str, shape: tuple[int, ...]
+    ) -> Placed | None:
+        """An array that is the head of a buffer made by `empty`, or the whole of one that was received: no copy."""
+        if type(owner) is _Made:
+            buffer = owner.take(temp.buffers, nbytes)
+            if buffer is not None:
+                self.in_place += 1
+                return ArenaPlaced(temp.buffers, buffer, dtype, shape)
+        elif type(owner) is Share and owner.ref.nbytes == nbytes and temp.buffers.holds(owner):
+            self.forwarded += 1
+            return ArenaForwarded(temp, owner, dtype, shape)
+        return None
 
     def take(self, ref: TensorRef) -> ArenaTaken:
         """See `Tensors.take`."""
-        with self._lock:
-            temp = self._connected()
-            if temp is None:
-                raise TensorGone(f"there is no memory manager at {self._address}")
-            if ref.node != temp.buffers.node:
-                raise TensorGone(f"it lies on node {ref.node!r}, and this process is on {temp.buffers.node!r}")
-            try:
-                return ArenaTaken(temp.adopt(ref))
-            except DataError as gone:
-                raise TensorGone(str(gone)) from gone
+        temp = self._on_loop()
+        if temp is None:
+            raise TensorGone(f"there is no memory manager at {self._address}")
+        if ref.node != temp.buffers.node:
+            raise TensorGone(f"it lies on node {ref.node!r}, and this process is on {temp.buffers.node!r}")
+        try:
+            return ArenaTaken(temp.adopt(ref), self._under_tensors)
+        except DataError as gone:
+            raise TensorGone(str(gone)) from gone
 
     def settle(self, refs: Sequence[TensorRef]) -> None:
         """See `Tensors.settle`."""
-        with self._lock:
-            if self._temp is None:
-                return
-            try:
-                self._temp.settle(refs)
-            except (Disconnected, StaleEpoch):
-                log.debug("the memory manager that held %d buffers is gone, and they with it", len(refs))
-
-    def publish(self, buffer: TempBuffer, dtype: str, shape: tuple[int, ...], consumers: int) -> None:
-        """Hand a buffer to so many readers."""
-        with self._lock:
-            if self._temp is not None:
-                self._temp.publish(buffer, dtype, shape, consumers)
-
-    def discard(self, buffer: TempBuffer) -> None:
-        """A buffer nobody will read."""
-        with self._lock:
-            if self._temp is not None:
-                self._temp.buffers.discard(buffer)
-
-    def node(self) -> str:
-        """The name of the node whose manager this is."""
-        assert self._temp is not None
-        return self._temp.buffers.node
-
-    def close(self) -> None:
-        """End the session; what it held is free."""
-        if self._warm is not None:
-            self._warm.join()
-        with self._lock:
-            if self._client is not None:
-                self._client.close()
-            self._made.clear()
-            self._client = self._temp = None
-            self._retry_at = float("inf")
+        if self._temp is None:
+            return
+        try:
+            self._temp.settle(refs)
+        except (Disconnected, StaleEpoch):
+            log.debug("the memory manager that held %d buffers is gone, and they with it", len(refs))
 
 
-def _name(dtype: np.dtype[Any]) -> str:
-    """The name of a type; numpy works it out anew each time."""
-    name = _names.get(dtype)
-    if name is None:
-        name = _names[dtype] = dtype.name
+def _under(array: NDArray[Any]) -> object:
+    """What an array lies on, if it begins where that does and is whole in itself."""
+    owner: object = array.base
+    if owner is None or not array.flags.c_contiguous:
+        return None
+    while type(owner) is np.ndarray:
+        owner = owner.base
+    if type(owner) is _Made and owner.nbytes != array.nbytes and owner.address != array.ctypes.data:
+        return None
+    return owner
+
+
+def _name(dtype: np.dtype[Any]) -> str | None:
+    """The name that readers know a type of elements by; None for what is not one of numbers."""
+    name = _names.get(dtype, "")
+    if name == "":
+        known = itemsize(dtype.name) is not None
+        name = _names[dtype] = dtype.name if known else None  # numpy works it out anew each time
     return name
 
 
-_names: dict[np.dtype[Any], str] = {}
+_names: dict[np.dtype[Any], str | None] = {}
 
 
 def _map_in(maps: Maps) -> None:
@@ -232,36 +256,97 @@ def _map_in(maps: Maps) -> None:
         log.warning("%s", error)
 
 
+class _Made:
+    """The memory of an array from `empty`: a slot that is free again if the array goes without having been given."""
+
+    __slots__ = ("__array_interface__", "__weakref__", "_buffer", "_buffers", "address")
+
+    def __init__(self, buffers: TempBuffers, buffer: TempBuffer, shape: tuple[int, ...], typestr: str) -> None:
+        self._buffers = buffers
+        self._buffer: TempBuffer | None = buffer
+        self.address = buffers.writer_address + buffer.offset
+        self.__array_interface__ = {"version": 3, "shape": shape, "typestr": typestr, "data": (self.address, False)}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes asked for."""
+        return 0 if self._buffer is None else self._buffer.nbytes
+
+    def take(self, buffers: TempBuffers, nbytes: int) -> TempBuffer | None:
+        """The slot, once, to hand over its first bytes in the pool of `buffers`."""
+        buffer = self._buffer
+        if buffer is None or nbytes > buffer.nbytes or self._buffers is not buffers:
+            return None
+        self._buffer = None
+        buffer.nbytes = nbytes
+        return buffer
+
+    def __del__(self) -> None:
+        if self._buffer is not None:
+            self._buffers.discard(self._buffer)
+
+
 class ArenaPlaced:
     """A buffer with an array in it, before its readers are known."""
 
-    __slots__ = ("_buffer", "_tensors", "ref")
+    __slots__ = ("_buffer", "_buffers", "ref")
 
-    def __init__(self, tensors: ArenaTensors, buffer: TempBuffer, dtype: str, shape: tuple[int, ...]) -> None:
-        self.ref = TensorRef(tensors.node(), TEMP_ARENA, buffer.offset, buffer.nbytes, buffer.generation, dtype, shape)
+    def __init__(self, buffers: TempBuffers, buffer: TempBuffer, dtype: str, shape: tuple[int, ...]) -> None:
+        self.ref = buffers.describe(buffer, dtype, shape)
         self._buffer = buffer
-        self._tensors = tensors
+        self._buffers = buffers
 
     def publish(self, consumers: int) -> None:
         """See `Placed.publish`; with nobody to read it, it is discarded."""
         if consumers:
-            self._tensors.publish(self._buffer, self.ref.dtype, self.ref.shape, consumers)
+            self._buffers.hand_over(self._buffer, consumers)
         else:
             self.discard()
 
     def discard(self) -> None:
         """See `Placed.discard`."""
-        self._tensors.discard(self._buffer)
+        self._buffers.discard(self._buffer)
+
+
+class ArenaForwarded:
+    """A buffer that was received and is given on as it is."""
+
+    __slots__ = ("_share", "_temp", "ref")
+
+    def __init__(self, temp: TempClient, share: Share, dtype: str, shape: tuple[int, ...]) -> None:
+        got = share.ref
+        self.ref = TensorRef(got.node, got.arena, got.offset, got.nbytes, got.generation, dtype, shape)
+        self._temp = temp
+        self._share: Share | None = share
+
+    def publish(self, consumers: int) -> None:
+        """See `Placed.publish`. Our own share may go once theirs are written down."""
+        share, self._share = self._share, None
+        if consumers and share is not None:
+            try:
+                self._temp.forward(share, consumers)
+            except DataError as gone:
+                log.warning("readers will not find an array: %s", gone)
+
+    def discard(self) -> None:
+        """See `Placed.discard`."""
+        self._share = None
 
 
 class ArenaTaken:
-    """A reader's share of a buffer."""
+    """A reader's share of a buffer. `under_tensors`: address → share, for tensors don't say what they lie on."""
 
-    __slots__ = ("_share",)
+    __slots__ = ("_share", "_under_tensors")
 
-    def __init__(self, share: Share) -> None:
+    def __init__(self, share: Share, under_tensors: dict[int, weakref.ref[_Made | Share]]) -> None:
         self._share = share
+        self._under_tensors = under_tensors
 
     def array(self, torch: bool) -> Any:
         """See `Taken.array`."""
-        return self._share.torch() if torch else self._share.numpy()
+        share = self._share
+        if not torch:
+            return np.asarray(share)
+        tensor = share.torch()
+        self._under_tensors[tensor.data_ptr()] = weakref.ref(share)
+        return tensor

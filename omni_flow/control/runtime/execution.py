@@ -333,6 +333,7 @@ class Execution:
     def _ended(self, running: Running) -> None:
         self.replica.activations += 1
         running.activation.context = None
+        running.context = None  # it refers to `running`; a cycle would hold the arrays given until the collector comes
         if running.party.info.timeline:
             stamp = (self.replica.id, running.queued, running.started, time.time(), running.note)
             activation = running.activation

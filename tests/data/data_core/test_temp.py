@@ -11,7 +11,7 @@ import pytest
 
 from omni_flow.data.aio_client import AsyncMemoryManagerClient
 from omni_flow.data.errors import BadArgument, BadToken, NeverFits, PoolFull, Refused, StaleDescriptor
-from omni_flow.data.ledger import HELD_ENTRIES, PUBLISHED
+from omni_flow.data.ledger import HELD_ENTRIES, PUBLISHED, TOP
 from omni_flow.data.temp_aio import AsyncTempClient
 from omni_flow.data.temp_client import TempClient, decode_ref, encode_ref
 from omni_flow.refs import TensorRef
@@ -268,6 +268,7 @@ def test_liars_harm_only_themselves(manager: Make) -> None:
         cells = np.frombuffer(lying.buffers._cells, np.uint32).reshape(-1, 4)
         cells[4096:4100] = [[2, 1, mine.slot, mine.generation], [2, 9, 1 << 30, 1], [2, 0, 0, 0], [7, 7, 7, 7]]
         cells[:10] = [PUBLISHED, 1 << 31, mine.slot, mine.generation]
+        lying.buffers._cells[TOP] = 4
         lying.flush()
         with pytest.raises(BadToken):
             liar.call(0x32, None, (np.array([5], np.uint32),))

@@ -1,0 +1,429 @@
+"""TempBuffers in a role process without any calls: buffers, shares, and the client's half of the ledger.
+
+`TempBuffers` knows no socket: it says when it has no slot left, or when the server should look into the ledger.
+`TempClient` and `AsyncTempClient` do the asking.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from omni_flow.data.arena import Arena
+from omni_flow.data.errors import BadArgument, PoolFull, Refused, StaleDescriptor
+from omni_flow.data.ledger import (
+    BLOCK,
+    CELLS,
+    FORWARDS,
+    FORWARDS_AT,
+    HELD,
+    HELD_ENTRIES,
+    LEASED,
+    MADE,
+    MAX_FANOUT,
+    NONE,
+    OWNED,
+    PUBLISHED,
+    RELEASED,
+    RENEWED,
+    TAKEN,
+    TEMP_ARENA,
+    TOP,
+    U32,
+)
+from omni_flow.refs import TensorRef
+
+if TYPE_CHECKING:
+    import torch
+
+BATCH: Final = 64
+RING_BYTES: Final = 1 << 20
+"""So many shares, or so much memory, come back before the server is told: memory is best used again while warm."""
+_MAGAZINE_BYTES: Final = 8 << 20
+_HELD_BASE: Final = OWNED * CELLS
+_HELD_END: Final = FORWARDS_AT * CELLS
+
+_Slot = tuple[int, int, int, int]
+"""Entry, slot, generation, size."""
+
+
+class Maps(NamedTuple):
+    """The four mappings the pool needs; `writer` is None for a read-only session."""
+
+    writer: Arena | None
+    reader: Arena
+    generations: Arena
+    ledger: Arena
+
+    def populate(self) -> None:
+        """Fault the mappings of the buffers in."""
+        for arena in (self.writer, self.reader):
+            if arena is not None:
+                arena.populate()
+
+
+class TempBuffer:
+    """A slot of one's own: compute into `view`, `numpy` or `torch`, then publish it."""
+
+    __slots__ = ("_arena", "entry", "generation", "nbytes", "offset", "size", "slot")
+
+    def __init__(self, arena: Arena, entry: int, slot: int, generation: int, size: int, nbytes: int) -> None:
+        self._arena = arena
+        self.entry = entry
+        self.slot = slot
+        self.generation = generation
+        self.size = size
+        self.nbytes = nbytes
+        self.offset = slot * BLOCK
+
+    def view(self) -> memoryview:
+        return self._arena.view(self.offset, self.nbytes)
+
+    def numpy(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+        return self._arena.numpy(self.offset, shape, dtype)
+
+    def torch(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return self._arena.torch(self.offset, shape, dtype)
+
+
+class Share:
+    """A consumer's share of a published buffer; goes back when the last array over it does, or by `release`."""
+
+    __slots__ = ("__weakref__", "_entry", "_owner", "ref")
+
+    def __init__(self, owner: TempBuffers, entry: int, ref: TensorRef) -> None:
+        self._owner: TempBuffers | None = owner
+        self._entry = entry
+        self.ref = ref
+
+    def _living(self) -> TempBuffers:
+        owner = self._owner
+        if owner is None:
+            raise StaleDescriptor(f"slot at {self.ref.offset} has been released", "adopt once per use")
+        return owner
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        ref = self.ref
+        at = self._living().reader_address + ref.offset
+        return {"version": 3, "shape": ref.shape, "typestr": _typestr(ref.dtype), "data": (at, True)}
+
+    def view(self) -> memoryview:
+        """The bytes, read-only; valid until `release`."""
+        return self._living().maps.reader.view(self.ref.offset, self.ref.nbytes)
+
+    def numpy(self) -> NDArray[Any]:
+        """A read-only array that keeps the share for as long as it, or any view of it, lives."""
+        return np.asarray(self)
+
+    def torch(self) -> torch.Tensor:
+        """A tensor that keeps the share; writing through it is a segmentation fault."""
+        import warnings
+
+        import torch
+
+        kind = getattr(torch, self.ref.dtype)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+            flat = torch.from_numpy(np.asarray(_Bytes(self)))
+        return flat.view(kind).reshape(self.ref.shape)
+
+    def valid(self) -> bool:
+        """Whether the slot still is the one described: to be asked after reading without trust in the producer."""
+        owner = self._owner
+        return owner is not None and owner.generation_of(self.ref.offset // BLOCK) == self.ref.generation
+
+    def release(self) -> None:
+        """Give the share back now. Arrays over it must not be read any more."""
+        owner, self._owner = self._owner, None
+        if owner is not None:
+            owner.give(self._entry, self.ref.nbytes)
+
+    def __del__(self) -> None:
+        self.release()
+
+
+class _Bytes:
+    """The bytes of a share for numpy, whatever their type."""
+
+    __slots__ = ("__array_interface__", "share")
+
+    def __init__(self, share: Share) -> None:
+        self.share = share
+        self.__array_interface__ = {**share.__array_interface__, "shape": (share.ref.nbytes,), "typestr": "|u1"}
+
+
+_typestrs: dict[str, str] = {}
+
+
+def _typestr(name: str) -> str:
+    found = _typestrs.get(name)
+    if found is None:
+        try:
+            kind = np.dtype(name)
+        except TypeError:
+            if name != "bfloat16":
+                raise BadArgument(f"numpy has no type {name!r}", "read the buffer as a tensor") from None
+            kind = np.dtype(np.uint16)
+        found = _typestrs[name] = kind.str
+    return found
+
+
+class TempBuffers:
+    """Magazines and ledger of one client; no calls.
+
+    Slots may be taken and put back, and shares released, from any thread: each list is changed by one atomic step at a
+    time. `adopt` and `forward` belong to one thread. `bell`, if set, is called when enough has been released to tell
+    the server; in any thread, also by a finalizer.
+    """
+
+    def __init__(self, maps: Maps, node: str, bell: Callable[[], None] | None = None) -> None:
+        self.maps = maps
+        self.node = node
+        self.reader_address = maps.reader.address
+        self.writer_address = 0 if maps.writer is None else maps.writer.address
+        self.bell = bell
+        self._cells = maps.ledger.view(0, maps.ledger.size).cast("I")
+        self._generations = maps.generations.view(0, maps.generations.size // 4 * 4).cast("I")
+        self._magazines: dict[int, list[_Slot]] = defaultdict(list)
+        self._published: dict[int, deque[_Slot]] = defaultdict(deque)
+        self._used: set[int] = set()
+        self._free_held = list(range(_HELD_END - CELLS, _HELD_BASE - 1, -CELLS))
+        self._given: deque[int] = deque()
+        self._forwards = 0
+        self.pending = 0
+        self.pending_bytes = 0
+        self.dead = False
+
+    # -- slots of one's own -------------------------------------------------------------------------------------
+
+    @staticmethod
+    def magazine(nbytes: int) -> tuple[int, int]:
+        """Class of a request and how many slots of it to lease at once."""
+        order = _order(nbytes)
+        return order, max(1, min(BATCH, _MAGAZINE_BYTES >> (order + 12)))
+
+    def pop(self, nbytes: int) -> TempBuffer | None:
+        """A slot from the magazine, None when it must be filled first. The one used last comes first."""
+        arena = self.maps.writer
+        if arena is None:
+            raise Refused("a read-only session makes no buffers", "connect without read_only")
+        if nbytes < 1:
+            raise BadArgument(f"a buffer of {nbytes} bytes", "at least one")
+        order = _order(nbytes)
+        self._used.add(order)
+        magazine = self._magazines[order]
+        self._collect(order, 2)
+        while magazine or self._collect(order, BATCH):
+            try:
+                entry, slot, generation, size = magazine.pop()
+            except IndexError:  # another thread has taken it
+                continue
+            if size >= nbytes:
+                return TempBuffer(arena, entry, slot, generation, size, nbytes)
+            magazine.append((entry, slot, generation, size))
+            break
+        return None
+
+    def _collect(self, order: int, most: int) -> bool:
+        """Look at the slots published last, `most` of them: what the server has leased anew goes into the magazine.
+        Returns whether anything did.
+        """
+        cells, published = self._cells, self._published[order]
+        waiting = []
+        found = False
+        for _ in range(min(len(published), most)):
+            try:
+                one = published.pop()
+            except IndexError:
+                break
+            entry, slot, generation, size = one
+            at = entry * CELLS
+            if cells[at + 2] != slot:
+                continue
+            state, now = cells[at], cells[at + 3]
+            if state == RENEWED and now == (generation + 1) & U32:
+                cells[at] = LEASED
+                self._magazines[order].append((entry, slot, now, size))
+                found = True
+            elif state == PUBLISHED and now == generation:
+                waiting.append(one)
+        if most > 2:  # the next look is at others
+            published.extendleft(waiting)
+        else:
+            published.extend(reversed(waiting))
+        return found
+
+    def fill(self, order: int, size: int, entries: Sequence[tuple[int, int, int]]) -> None:
+        """Put leased slots of one size into the magazine."""
+        self._magazines[order] += [(*entry, size) for entry in entries]
+
+    def discard(self, buffer: TempBuffer) -> None:
+        """Put an unpublished buffer back into the magazine."""
+        self._magazines[_order(buffer.size)].append((buffer.entry, buffer.slot, buffer.generation, buffer.size))
+
+    def drain(self, idle: bool = False) -> list[int]:
+        """Empty the magazines; the entries are to be returned to the server.
+
+        Args:
+            idle: only those of sizes that have not been asked for since the last drain.
+        """
+        entries = []
+        used, self._used = self._used, set()
+        for order in list(self._magazines.keys() | self._published.keys()):
+            if idle and order in used:
+                continue
+            magazine = self._magazines[order]
+            self._collect(order, OWNED)
+            while magazine:
+                try:
+                    entries.append(magazine.pop()[0])
+                except IndexError:
+                    break
+        return entries
+
+    def publish(self, buffer: TempBuffer, dtype: str, shape: tuple[int, ...], consumers: int = 1) -> TensorRef:
+        """Hand a buffer over to `consumers` readers; its content must not change from now on.
+
+        Returns:
+            the descriptor to send them, by any channel; at most 128 bytes encoded.
+        """
+        self.hand_over(buffer, consumers)
+        return self.describe(buffer, dtype, shape)
+
+    def describe(self, buffer: TempBuffer, dtype: str, shape: tuple[int, ...]) -> TensorRef:
+        """The descriptor of a buffer: what `publish` returns."""
+        return TensorRef(self.node, TEMP_ARENA, buffer.offset, buffer.nbytes, buffer.generation, dtype, shape)
+
+    def hand_over(self, buffer: TempBuffer, consumers: int) -> None:
+        """The ledger's part of `publish`."""
+        if not 1 <= consumers <= MAX_FANOUT:
+            raise BadArgument(f"{consumers} consumers", f"1 to {MAX_FANOUT}")
+        cells = self._cells
+        at = buffer.entry * CELLS
+        if cells[at] != LEASED or cells[at + 2] != buffer.slot or cells[at + 3] != buffer.generation:
+            raise StaleDescriptor(f"slot {buffer.slot} is not leased by this client", "publish a buffer once")
+        cells[at + 1] = consumers
+        cells[at] = PUBLISHED
+        self._published[_order(buffer.size)].append((buffer.entry, buffer.slot, buffer.generation, buffer.size))
+
+    # -- shares -------------------------------------------------------------------------------------------------
+
+    def adopt(self, ref: TensorRef, shares: int = 1) -> Share:
+        """Take a share of a published buffer of this node.
+
+        Raises:
+            StaleDescriptor: the slot is no longer the one described.
+        """
+        slot = ref.offset // BLOCK
+        if ref.offset % BLOCK or slot >= len(self._generations) or ref.offset + ref.nbytes > self.maps.reader.size:
+            raise StaleDescriptor(f"{ref.nbytes} bytes at {ref.offset} lie outside the arena", "is it of this node?")
+        at = self._held_entry()
+        cells = self._cells
+        cells[at + 1] = shares
+        cells[at + 2] = slot
+        cells[at + 3] = ref.generation
+        cells[at] = HELD
+        if self._generations[slot] != ref.generation:
+            cells[at] = NONE
+            self._free_held.append(at)
+            raise StaleDescriptor(
+                f"slot {slot} has generation {self._generations[slot]}, the descriptor {ref.generation}",
+                "its producer or the server has taken it back",
+            )
+        return Share(self, at, ref)
+
+    def _held_entry(self) -> int:
+        """A free held entry: the one given back longest ago if the server has seen it, so that few are ever used.
+
+        Raises:
+            PoolFull: as many shares are held as the ledger has entries.
+        """
+        cells = self._cells
+        try:
+            at = self._given.popleft()
+            if cells[at] == NONE:
+                return at
+            self._given.appendleft(at)
+        except IndexError:
+            pass
+        try:
+            at = self._free_held.pop()
+        except IndexError:
+            return self._find_entry()
+        used = (at - _HELD_BASE) // CELLS + 1
+        if used > cells[TOP]:
+            cells[TOP] = used
+        return at
+
+    def _find_entry(self) -> int:
+        states = np.frombuffer(self._cells, np.uint32).reshape(-1, CELLS)[OWNED:FORWARDS_AT, 0]
+        free = (np.flatnonzero(states == NONE) * CELLS + _HELD_BASE).tolist()
+        self._given.clear()  # of these, what the server has seen is among the free ones
+        if not free:
+            raise PoolFull(f"this client holds or has just released {HELD_ENTRIES} shares", "release some, then flush")
+        self._free_held = free
+        return self._free_held.pop()
+
+    def give(self, at: int, nbytes: int) -> None:
+        """Mark a share as released; any thread."""
+        if self.dead:
+            return
+        self._given.append(at)
+        self._cells[at] = RELEASED
+        self.pending += 1
+        self.pending_bytes += nbytes
+        if self.bell is not None and self.should_ring:
+            self.bell()
+
+    @property
+    def should_ring(self) -> bool:
+        """Whether enough has come back to tell the server."""
+        return self.pending >= BATCH or self.pending_bytes >= RING_BYTES
+
+    def rung(self) -> None:
+        """The server looks into the ledger now."""
+        self.pending = self.pending_bytes = 0
+
+    @property
+    def may_forward(self) -> bool:
+        """Whether the ledger has room for one more forward; the server makes some when it looks into it."""
+        return (self._forwards - self._cells[TAKEN]) & U32 < FORWARDS
+
+    def holds(self, share: Share) -> bool:
+        """Whether a share is held through this ledger, of a slot that still is the one described."""
+        return share._owner is self and self._generations[share.ref.offset // BLOCK] == share.ref.generation
+
+    def forward(self, share: Share, consumers: int = 1) -> None:
+        """Give further shares of a held buffer to `consumers` readers: no copy, no slot. They adopt the descriptor of
+        the share, or the same with another type and shape.
+
+        Raises:
+            StaleDescriptor: the share has been released, or the slot is no longer the one described.
+            PoolFull: see `may_forward`.
+        """
+        if not 1 <= consumers <= MAX_FANOUT:
+            raise BadArgument(f"{consumers} consumers", f"1 to {MAX_FANOUT}")
+        if not self.holds(share):
+            raise StaleDescriptor(f"slot at {share.ref.offset} is not held by this client", "publish a copy")
+        if not self.may_forward:
+            raise PoolFull(f"{FORWARDS} forwards that the server has not seen", "flush")
+        cells, ref = self._cells, share.ref
+        at = (FORWARDS_AT + self._forwards % FORWARDS) * CELLS
+        cells[at] = share._entry // CELLS
+        cells[at + 1] = consumers
+        cells[at + 2] = ref.offset // BLOCK
+        cells[at + 3] = ref.generation
+        cells[MADE] = self._forwards = (self._forwards + 1) & U32
+
+    def generation_of(self, slot: int) -> int:
+        return self._generations[slot]
+
+
+def _order(nbytes: int) -> int:
+    """Class of a size: smallest k with 4 KiB · 2^k ≥ nbytes."""
+    return max(0, (nbytes - 1).bit_length() - 12)
