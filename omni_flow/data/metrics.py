@@ -68,15 +68,15 @@ def registry_of(client: MemoryManagerClient) -> CollectorRegistry:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Serve metrics until the memory manager has gone."""
+    """Serve metrics until the memory manager has gone. Its session called `metrics` is there once the port is open."""
     path, port = argv[1], int(argv[2])
-    with MemoryManagerClient(path, name="metrics", role="viewer") as watch:
-        server, thread = start_http_server(port, "127.0.0.1", registry_of(MemoryManagerClient(path, role="viewer")))
-        try:
+    server, thread = start_http_server(port, "127.0.0.1", registry_of(MemoryManagerClient(path, role="viewer")))
+    try:
+        with MemoryManagerClient(path, name="metrics", role="viewer") as watch:
             watch.wait_end()
-        finally:
-            server.shutdown()
-            thread.join()
+    finally:
+        server.shutdown()
+        thread.join()
 
 
 if __name__ == "__main__":
