@@ -180,7 +180,6 @@ class Windows:
                 if stop is not None:
                     return self._checked(stop + base, self._seen)
             self._seen += 1
-        self._seen = total
         if self._over is False and self._start < total:
             stop = policy.cut(self._values, self._start - base, True)
             return total if stop is None else self._checked(stop + base, total)
