@@ -358,6 +358,9 @@ class Server:
         session.role, session.name = hello.role, hello.name
         session.read_only = hello.read_only or hello.role == "viewer"
         session.kinds, session.quotas = hello.kinds, hello.quotas
+        here = session.uid >= 0 or hello.host == host_id()
+        if session.uid < 0 and here:
+            session.pid = hello.pid
         opened: list[Service] = []
         try:
             for service in self.services:
@@ -370,7 +373,7 @@ class Server:
             raise
         session.ready = True
         if self.zmq is not None and session.uid < 0:
-            self.zmq.tie(session, hello.pid, hello.host == host_id())
+            self.zmq.tie(session, hello.pid, here)
         node = self.config.node or os.uname().nodename[:32]
         pools = tuple(
             PoolInfo(p.name, p.page_bytes, p.l1_pages, p.l2_pages, p.l3_pages > 0, p.l1_device, p.planes)
@@ -385,7 +388,7 @@ class Server:
             self.config.path,
             session.secret,
             node,
-            session.uid >= 0 or hello.host == host_id(),
+            here,
         )
         session.reply(message, welcome)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -25,10 +26,11 @@ from omni_flow.data.server import ServerConfig
 
 
 class Manager:
-    """A running memory manager."""
+    """A running memory manager. `address` is where its clients connect: its path, or a ZMQ endpoint of it."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, address: str = "") -> None:
         self.config = config
+        self.address = address or config.path
         self.process = start(config, log=config.path + ".log")
 
     @property
@@ -40,7 +42,7 @@ class Manager:
         return Path(self.config.path + ".log").read_text()
 
     def client(self, **options: Any) -> MemoryManagerClient:
-        return MemoryManagerClient(self.path, **options)
+        return MemoryManagerClient(self.address, **options)
 
     def kill(self) -> None:
         self.process.kill()
@@ -87,8 +89,26 @@ def failure(link: UnixLink) -> str:
     return answer.body(Failure).code
 
 
+TRANSPORTS = ("unix", "ipc", "tcp")
+
+
 @pytest.fixture
-def manager() -> Iterator[Make]:
+def transport() -> str:
+    """How clients reach the managers of a test; modules that hold over each transport parametrize it."""
+    return "unix"
+
+
+def endpoint_of(transport: str, folder: str) -> str:
+    """A free ZMQ endpoint."""
+    if transport == "ipc":
+        return f"ipc://{folder}/zmq"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+
+
+@pytest.fixture
+def manager(transport: str) -> Iterator[Make]:
     """Starts managers; at the end each that still lives must be sound and end on SIGTERM."""
     made: list[Manager] = []
     with tempfile.TemporaryDirectory(prefix="omni") as folder:
@@ -98,7 +118,11 @@ def manager() -> Iterator[Make]:
             os.mkdir(os.path.dirname(path), 0o700)
             options.setdefault("pools", (PoolSpec(name="kv", page_bytes=64, l1_pages=256),))
             options.setdefault("huge", False)
-            one = Manager(ServerConfig(path=path, **options))
+            address = ""
+            if transport != "unix":
+                address = endpoint_of(transport, os.path.dirname(path))
+                options["endpoints"] = (address,)
+            one = Manager(ServerConfig(path=path, **options), address)
             made.append(one)
             return one
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from omni_flow.data.aio_client import AsyncMemoryManagerClient
-from omni_flow.data.client import MemoryManagerClient, UnixLink
+from omni_flow.data.client import UnixLink
 from omni_flow.data.errors import Disconnected, Refused, StaleEpoch
 from omni_flow.data.kv_pool import PoolSpec
 from omni_flow.data.launch import default_services, start
@@ -28,8 +28,7 @@ from omni_flow.data.protocol import Op, encode
 from omni_flow.data.server import Server, ServerConfig
 from omni_flow.data.unix_front import UnixFront
 
-from .conftest import Make, Manager, Puppet, failure, hello, keys, store
-from .test_pages import address_of
+from .conftest import TRANSPORTS, Make, Manager, Puppet, failure, hello, keys, store
 
 STEPS = (
     "names = np.random.default_rng(5).integers(0, 256, (32, 32), np.uint8)",
@@ -57,23 +56,20 @@ def test_a_client_killed_between_two_steps_leaves_nothing(
         assert client.check() == []
 
 
-@pytest.mark.parametrize("transport", ["ipc", "tcp"])
-def test_over_zmq_a_killed_client_is_noticed_too(
-    transport: str, manager: Make, puppet: Callable[[str], Puppet], tmp_path: Path
-) -> None:
-    address = address_of(transport, manager, tmp_path)
-    doll = puppet(address)
+@pytest.mark.parametrize("transport", TRANSPORTS[1:])
+def test_over_zmq_a_killed_client_is_noticed_too(manager: Make, puppet: Callable[[str], Puppet]) -> None:
+    server = manager()
+    doll = puppet(server.address)
     doll.do("r = c.reserve('kv', 200).token")
     doll.kill()
-    with MemoryManagerClient(address) as client:
+    with server.client() as client:
         client.reserve("kv", 256, timeout=10)
 
 
-@pytest.mark.parametrize("transport", ["ipc", "tcp"])
-def test_over_zmq_a_restart_is_noticed_by_the_next_call(transport: str, manager: Make, tmp_path: Path) -> None:
-    address = address_of(transport, manager, tmp_path)
-    server = manager.made[-1]
-    with MemoryManagerClient(address, timeout=20) as client:
+@pytest.mark.parametrize("transport", TRANSPORTS[1:])
+def test_over_zmq_a_restart_is_noticed_by_the_next_call(manager: Make) -> None:
+    server = manager()
+    with server.client(timeout=20) as client:
         store(client, keys(4))
         server.kill()
         server.again()
@@ -184,13 +180,16 @@ def test_a_server_killed_under_load_comes_back_for_everyone(manager: Make) -> No
 
 
 def test_nothing_is_left_after_sigkill_of_everything(manager: Make, puppet: Callable[[str], Puppet]) -> None:
-    before = set(os.listdir("/dev/shm"))
     server = manager(temp_bytes=1 << 20)
     doll = puppet(server.path)
     doll.do("t = TempClient(c); r = t.put(np.zeros(1000)).offset")
+    for pid in (server.process.pid, doll.process.pid):
+        opened = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")]
+        mapped = Path(f"/proc/{pid}/maps").read_text()
+        assert "memfd:omni-temp" in mapped
+        assert "/dev/shm/" not in mapped + " ".join(opened)
     server.kill()
     doll.kill()
-    assert set(os.listdir("/dev/shm")) == before
     server.again()
     with server.client() as client:
         store(client, keys(4))

@@ -4,43 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from omni_flow.data.aio_client import AsyncMemoryManagerClient
-from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.errors import BadArgument, BadToken, NeverFits, PoolFull, Refused, UnknownName
 from omni_flow.data.kv_pool import PoolSpec
 from omni_flow.data.messages import L1, Group
 
-from .conftest import Make, keys, store
+from .conftest import TRANSPORTS, Make, keys, store
 
-TRANSPORTS = ("unix", "ipc", "tcp")
-
-
-def address_of(transport: str, make: Make, folder: Path) -> str:
-    """Start a manager that is reached by this transport."""
-    if transport == "unix":
-        return make().path
-    if transport == "ipc":
-        endpoint = f"ipc://{folder}/zmq"
-    else:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            endpoint = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
-    make(endpoints=(endpoint,))
-    return endpoint
+pytestmark = pytest.mark.parametrize("transport", TRANSPORTS)
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_page_written_by_one_is_read_by_another(transport: str, manager: Make, tmp_path: Path) -> None:
-    address = address_of(transport, manager, tmp_path)
-    with MemoryManagerClient(address) as writer, MemoryManagerClient(address, read_only=True) as reader:
+def test_a_page_written_by_one_is_read_by_another(manager: Make) -> None:
+    server = manager()
+    with server.client() as writer, server.client(read_only=True) as reader:
         names = keys(5)
         room = writer.reserve("kv", 5)
         pages = writer.arena("kv/l1", write=True).pages(64, 256)
@@ -61,11 +43,10 @@ def test_a_page_written_by_one_is_read_by_another(transport: str, manager: Make,
             reader.unpin("kv", found.lease)
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_what_a_closed_client_held_comes_back(transport: str, manager: Make, tmp_path: Path) -> None:
-    address = address_of(transport, manager, tmp_path)
-    with MemoryManagerClient(address) as watcher:
-        client = MemoryManagerClient(address)
+def test_what_a_closed_client_held_comes_back(manager: Make) -> None:
+    server = manager()
+    with server.client() as watcher:
+        client = server.client()
         store(client, keys(100), pin=True)
         client.reserve("kv", 100)
         client.close()
@@ -226,7 +207,7 @@ def test_waiters_are_served_in_order_when_room_comes(manager: Make) -> None:
     async def main() -> None:
         holder = server.client()
         held = [holder.reserve("kv", 64) for _ in range(4)]
-        async with await AsyncMemoryManagerClient.connect(server.path) as client:
+        async with await AsyncMemoryManagerClient.connect(server.address) as client:
             order: list[str] = []
 
             async def want(name: str, n: int) -> None:
@@ -334,7 +315,7 @@ def test_calls_of_one_async_client_overlap(manager: Make) -> None:
     server = manager()
 
     async def main() -> None:
-        async with await AsyncMemoryManagerClient.connect(server.path) as client:
+        async with await AsyncMemoryManagerClient.connect(server.address) as client:
             names = [keys(8) for _ in range(16)]
             rooms = await asyncio.gather(*(client.reserve("kv", 8) for _ in names))
             await asyncio.gather(
@@ -354,7 +335,7 @@ def test_a_waiting_async_call_does_not_hold_up_the_others(manager: Make) -> None
     server = manager()
 
     async def main() -> None:
-        async with await AsyncMemoryManagerClient.connect(server.path) as client:
+        async with await AsyncMemoryManagerClient.connect(server.address) as client:
             all_of_it = await client.reserve("kv", 256)
             waiting = asyncio.create_task(client.reserve("kv", 1, timeout=30))
             for _ in range(10):
