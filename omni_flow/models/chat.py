@@ -1,17 +1,16 @@
-"""A language model as a role: a conversation in, pieces of text out, over an engine of its own.
-
-A session's turns are kept here as text; what a turn repeats of the turns before is found in the KV cache.
-"""
+"""A language model as a role: a question or a conversation in, pieces of text out, over an engine of its own."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
 
-from omni_flow.compute.engine import EndEvent
+from omni_flow.compute.engine import EndEvent, Tokens
+from omni_flow.control.runtime.methods import Emit, emit
+from omni_flow.models.conversation import Conversation, Conversations, Prompt
 from omni_flow.models.engine_role import EngineRole, Turn
+from omni_flow.models.spoken import logprobs_of, usage_of
 from omni_flow.models.tokenizer import ChatMessage
 
 
@@ -24,6 +23,9 @@ class ChatTurn(Turn, Protocol):
 class ChatModel(EngineRole):
     """One engine with one model, and the conversations of its sessions.
 
+    A session's next turn extends the tokens of its last one, so that all of them are found in the KV cache. Sessions
+    are kept by tenant and id, until they are over.
+
     Args:
         model: folder of the checkpoint in its official layout.
         sessions: conversations kept; the least recently used is forgotten first.
@@ -33,47 +35,54 @@ class ChatModel(EngineRole):
 
     def __init__(self, model: str, *, sessions: int = 1000, system: str | None = None, **more: Any) -> None:
         super().__init__(model, **more)
-        self._most = sessions
+        self._conversations = Conversations(sessions)
         self._system: list[ChatMessage] = [] if system is None else [{"role": "system", "content": system}]
-        self._turns: OrderedDict[str, list[ChatMessage]] = OrderedDict()
 
-    def history(self, session: str | None) -> list[ChatMessage]:
-        """The turns of a session so far, the system message first."""
-        turns = [] if session is None else self._turns.get(session, [])
-        return [*self._system, *turns]
+    async def end_session(self, session: str, tenant: str) -> None:
+        """Forget what was said in a session that is over."""
+        self._conversations.forget(tenant, session)
 
-    async def answer(self, turn: ChatTurn, messages: Sequence[ChatMessage]) -> AsyncGenerator[str, None]:
-        """Pieces of text that join to the answer to a whole conversation. Closing ends the computation.
+    async def reply(
+        self, ctx: ChatTurn, question: str | None = None, messages: Sequence[ChatMessage] | None = None
+    ) -> AsyncGenerator[Emit, None]:
+        """The answer to the next question of a session, or to a whole conversation (which is no part of the session).
 
-        Says by `turn.progress` at the end how many tokens of the prompt were found in the cache.
+        Gives `token`, pieces of text, and `logprobs`, an entry for each token if the params ask for them; at the end
+        `usage` and `finish`. In the form of OpenAI's API, see `spoken.py`. Says by `ctx.progress` how many tokens of
+        the prompt were found in the cache. A turn that fails or is cancelled is no part of its session.
 
         Raises:
-            PromptTooLong: it does not fit model or pool.
+            BadRequest, PromptTooLong: the params are wrong; it does not fit model or pool.
         """
-        prompt = self.processor.chat(messages)
-        pieces = self.processor.stream()
-        async with aclosing(self.tokens(turn, prompt, self.sampling(turn))) as tokens:
-            async for token in tokens:
-                if isinstance(token, EndEvent):
-                    note = f"{token.cached_tokens} of {token.prompt_tokens} prompt tokens cached, {token.tokens} made"
-                    turn.progress(1.0, note)
-                elif token != self.processor.end_id and (piece := pieces.add(token)):
-                    yield piece
+        sampling = self.sampling(ctx)
+        talk, prompt = self._next(ctx, question, messages, sampling.max_tokens)
+        pieces, said = self.processor.stream(), list[int]()
+        async with aclosing(self.events(ctx, Tokens(prompt.ids), sampling)) as events:
+            async for event in events:
+                if isinstance(event, EndEvent):
+                    talk.answered(prompt, said, self.processor)
+                    ctx.progress(1.0, _note(event))
+                    yield emit(usage=usage_of(event), finish=event.reason)
+                    continue
+                said.append(event.token)
+                if sampling.logprobs is not None and not self.processor.is_special(event.token):
+                    yield emit(logprobs=logprobs_of(self.processor, event))
+                if piece := pieces.add(event.token):
+                    yield emit(token=piece)
 
-    async def chat(self, ctx: ChatTurn, question: str) -> AsyncGenerator[str, None]:
-        """The answer to a question as the next turn of the session."""
-        asked: ChatMessage = {"role": "user", "content": question}
-        said: list[str] = []
-        async with aclosing(self.answer(ctx, [*self.history(ctx.session), asked])) as pieces:
-            async for piece in pieces:
-                said.append(piece)
-                yield piece
-        if ctx.session is not None:
-            self.remember(ctx.session, asked, {"role": "assistant", "content": "".join(said)})
+    def _next(
+        self, ctx: ChatTurn, question: str | None, messages: Sequence[ChatMessage] | None, answer: int
+    ) -> tuple[Conversation, Prompt]:
+        """The conversation that an answer of at most `answer` tokens goes into, and its prompt."""
+        if messages is not None:
+            whole = [*self._system, *messages]
+            return Conversation(), Prompt(list(self.processor.chat(whole).ids), whole)
+        talk = Conversation() if ctx.session is None else self._conversations.of(ctx.tenant, ctx.session)
+        asked: ChatMessage = {"role": "user", "content": question or ""}
+        processor = self.processor
+        most = max(self.engine.ready.max_prompt - answer, 1)
+        return talk, talk.prompt(asked, processor, most, self._system)
 
-    def remember(self, session: str, *turns: ChatMessage) -> None:
-        """Add turns to a session."""
-        self._turns.setdefault(session, []).extend(turns)
-        self._turns.move_to_end(session)
-        while len(self._turns) > self._most:
-            self._turns.popitem(last=False)
+
+def _note(end: EndEvent) -> str:
+    return f"{end.prompt_tokens} prompt tokens, {end.cached_tokens} cached; {end.tokens} made"

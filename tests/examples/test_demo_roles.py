@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import soxr
+from transformers import AutoTokenizer
+from voice_vision_chat import weights
 from voice_vision_chat.asr import Whisper
-from voice_vision_chat.llm import PromptTooLong, SmolLM2
+from voice_vision_chat.llm import SmolLM2
 from voice_vision_chat.ocr import RapidOcr
 from voice_vision_chat.tts import RATE, Hibari
 
 from omni_flow.cli.media import read_picture, read_sound
+from omni_flow.compute.errors import PromptTooLong
+from omni_flow.models.tokenizer import ChatMessage
 from omni_flow.refs import ABSENT
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -51,13 +56,43 @@ def ocr() -> Iterator[RapidOcr]:
     role.close()
 
 
+class Llm:
+    """The language model on an event loop that turns only while something is asked."""
+
+    def __init__(self, runner: asyncio.Runner) -> None:
+        self.runner, self.role = runner, SmolLM2()
+
+    def all(self, *questions: str, seen: str | None = None, **given: Any) -> list[list[str]]:
+        """The pieces of the answers to questions asked at the same time."""
+
+        async def one(question: str) -> list[str]:
+            answer = self.role.chat(turn(**given), question, seen)
+            return [said.values["token"] async for said in answer if "token" in said.values]
+
+        async def together() -> list[list[str]]:
+            return await asyncio.gather(*map(one, questions))
+
+        return self.runner.run(together())
+
+    def __call__(self, question: str, **given: Any) -> str:
+        return "".join(self.all(question, **given)[0])
+
+
+def turn(seed: int = 7, **params: Any) -> Any:
+    given = SimpleNamespace(**{"max_tokens": 96, **params})
+    return SimpleNamespace(
+        session=None, tenant="", params=given, seed=seed, progress=lambda *_: None, prefix=lambda *_: None
+    )
+
+
 @pytest.fixture(scope="module")
-def llm() -> Iterator[SmolLM2]:
-    role = SmolLM2()
-    role.setup()
-    role.warm_up()
-    yield role
-    role.close()
+def llm() -> Iterator[Llm]:
+    with asyncio.Runner() as runner:
+        made = Llm(runner)
+        runner.run(made.role.setup())
+        runner.run(made.role.warm_up())
+        yield made
+        runner.run(made.role.close())
 
 
 @pytest.fixture(scope="module")
@@ -107,59 +142,74 @@ def test_a_picture_of_another_dtype_is_refused(ocr: RapidOcr) -> None:
         ocr.read(np.zeros((4, 4, 3), np.float32))
 
 
-def test_the_answer_is_sensible_and_comes_in_pieces(llm: SmolLM2) -> None:
-    pieces = list(llm.chat(CTX, "What is the capital of France?"))
+def test_the_answer_is_sensible_and_comes_in_pieces(llm: Llm) -> None:
+    [pieces] = llm.all("What is the capital of France?")
     assert "Paris" in "".join(pieces)
     assert len(pieces) > 4
     assert all(pieces)
 
 
-def test_the_answer_uses_what_the_picture_says(llm: SmolLM2) -> None:
-    assert "12" in "".join(llm.chat(CTX, "How much is a ticket?", SIGN))
+def test_the_answer_uses_what_the_picture_says(llm: Llm) -> None:
+    assert "12" in llm("How much is a ticket?", seen=SIGN)
 
 
-def test_a_generator_that_is_closed_computes_no_further(llm: SmolLM2) -> None:
-    answer = llm.chat(CTX, "Why is the sky blue?")
-    next(answer)
-    answer.close()
-    assert list(answer) == []
+def test_at_the_end_the_usage_and_the_reason_are_said_and_log_probabilities_where_asked_for(llm: Llm) -> None:
+    async def everything(**params: Any) -> list[dict[str, Any]]:
+        return [dict(said.values) async for said in llm.role.chat(turn(max_tokens=5, **params), "Count to ten.")]
+
+    *said, end = llm.runner.run(everything(logprobs=2))
+    assert [len(one["logprobs"]["top_logprobs"]) for one in said if "logprobs" in one] == [2] * 5
+    assert (end["usage"]["completion_tokens"], end["finish"]) == (5, "length")
+    assert not any("logprobs" in one for one in llm.runner.run(everything()))
 
 
-def test_two_answers_at_once_on_changing_threads_equal_those_alone(llm: SmolLM2) -> None:
+def test_a_generator_that_is_closed_computes_no_further(llm: Llm) -> None:
+    async def closed() -> int:
+        answer = llm.role.chat(turn(), "Why is the sky blue?")
+        await anext(answer)
+        await answer.aclose()
+        async with asyncio.timeout(30):
+            while running := (await llm.role.engine.stats())["running"]:
+                pass
+        return running
+
+    assert llm.runner.run(closed()) == 0
+
+
+def test_answers_at_once_equal_those_alone(llm: Llm) -> None:
     questions = ("Why is the sky blue?", "What is the capital of France?")
-    alone = [[piece for piece, _ in zip(llm.chat(CTX, q), range(8), strict=False)] for q in questions]
-    streams = [llm.chat(CTX, q) for q in questions]
-    together: list[list[str]] = [[], []]
-    with ThreadPoolExecutor(2) as first, ThreadPoolExecutor(2) as second:
-        for turn in range(8):
-            pool = first if turn % 2 else second
-            pieces = list(pool.map(lambda stream: next(stream, None), streams))
-            for answer, piece in zip(together, pieces, strict=True):
-                answer.extend([piece] if piece is not None else [])
-    assert together == alone
+    alone = [llm.all(question, max_tokens=16)[0] for question in questions]
+    assert llm.all(*questions, max_tokens=16) == alone
 
 
-def test_sampling_depends_on_the_seed_alone(llm: SmolLM2) -> None:
-    warm = SmolLM2(temperature=1.0, max_tokens=12)
-    warm.setup()
-
+def test_sampling_depends_on_the_seed_alone(llm: Llm) -> None:
     def answer(seed: int) -> str:
-        return "".join(warm.chat(SimpleNamespace(seed=seed), "Tell me a story."))
+        return llm("Tell me a story.", seed=seed, temperature=1.0, max_tokens=12)
 
     first = answer(1)
     assert answer(1) == first
     assert {answer(2), answer(3)} != {first}
-    warm.close()
 
 
-def test_a_character_of_several_tokens_comes_whole(llm: SmolLM2) -> None:
-    pieces = list(llm.chat(CTX, "Repeat exactly this: 日本語 😀"))
-    assert not any("\ufffd" in piece for piece in pieces)
+def test_a_character_of_several_tokens_comes_whole(llm: Llm) -> None:
+    assert not any("\ufffd" in piece for piece in llm.all("Repeat exactly this: 日本語 😀")[0])
 
 
-def test_a_prompt_over_the_limit_is_refused(llm: SmolLM2) -> None:
-    with pytest.raises(PromptTooLong, match="at most 4096 are accepted"):
-        next(llm.chat(CTX, "word " * 5_000))
+def test_a_prompt_over_the_limit_is_refused_with_the_numbers(llm: Llm) -> None:
+    with pytest.raises(PromptTooLong, match=r"the prompt has 5\d{3} tokens; model and pool take 4\d{3}"):
+        llm("word " * 5_000)
+
+
+def test_the_tokens_of_a_conversation_are_those_of_transformers(llm: Llm) -> None:
+    oracle = AutoTokenizer.from_pretrained(weights.smollm2(), local_files_only=True)
+    messages: list[ChatMessage] = [
+        {"role": "user", "content": "Grüß dich 🙂\n Wie geht's?"},
+        {"role": "assistant", "content": "Good."},
+        {"role": "user", "content": "x = 12345"},
+    ]
+    for count in (1, 3):
+        expected = oracle.apply_chat_template(messages[:count], add_generation_prompt=True, return_dict=False)
+        assert list(llm.role.processor.chat(messages[:count]).ids) == expected
 
 
 def test_what_is_spoken_is_heard_again(tts: Hibari, asr: Whisper) -> None:
@@ -186,7 +236,7 @@ def test_text_without_words_is_no_error(tts: Hibari, text: str) -> None:
     [
         (Whisper(), lambda role: role.transcribe(np.zeros(10, np.float32))),
         (RapidOcr(), lambda role: role.read(np.zeros((4, 4, 3), np.uint8))),
-        (SmolLM2(), lambda role: next(role.chat(CTX, "Hello"))),
+        (SmolLM2(), lambda role: asyncio.run(anext(role.chat(turn(), "Hello")))),
         (Hibari(), lambda role: next(role.speak(CTX, ["Hello"]))),
     ],
     ids=["asr", "ocr", "llm", "tts"],
@@ -199,22 +249,30 @@ def test_a_role_that_is_not_set_up_says_so(role: object, call: object) -> None:
 
 def test_all_roles_close_without_leaving_a_thread() -> None:
     program = """
-import sys, threading
+import asyncio, sys, threading
 sys.path.insert(0, sys.argv[1])
 from voice_vision_chat.asr import Whisper
 from voice_vision_chat.llm import SmolLM2
 from voice_vision_chat.ocr import RapidOcr
 from voice_vision_chat.tts import Hibari
-for role in (Whisper(), RapidOcr(), SmolLM2(), Hibari()):
+for role in (Whisper(), RapidOcr(), Hibari()):
     role.setup()
     role.warm_up()
     role.close()
     print(type(role).__name__, [t.name for t in threading.enumerate()])
+
+async def llm():
+    role = SmolLM2()
+    await role.setup()
+    await role.close()
+
+asyncio.run(llm())
+print("SmolLM2", [t.name for t in threading.enumerate()])
 """
     done = subprocess.run(
-        [sys.executable, "-c", program, str(EXAMPLES)], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", program, str(EXAMPLES)], capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        f"{name} ['MainThread']" for name in ("Whisper", "RapidOcr", "SmolLM2", "Hibari")
+        f"{name} ['MainThread']" for name in ("Whisper", "RapidOcr", "Hibari", "SmolLM2")
     ]
