@@ -1,0 +1,317 @@
+"""What a consumer gives on, and slots leased anew: counted exactly, whoever dies when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from omni_flow.data.client import MemoryManagerClient
+from omni_flow.data.errors import BadToken, PoolFull, StaleDescriptor
+from omni_flow.data.ledger import FORWARDS, FORWARDS_AT, MADE
+from omni_flow.data.temp_client import TempClient, decode_ref, encode_ref
+
+from .conftest import Make, Manager, Puppet
+
+MIB = 1 << 20
+TEMP = {"pools": (), "temp_bytes": 16 * MIB, "node": "n"}
+
+
+def used(client: MemoryManagerClient) -> int:
+    """Bytes in slots."""
+    stats = client.stats()
+    return int(stats["temp_bytes"] - stats["temp_free_bytes"])
+
+
+def all_free(server: Manager) -> None:
+    """Wait until every slot is free and the books are right."""
+    server.settle()
+    with server.client(role="viewer") as client:
+        while client.stats()["temp_slots"] or client.stats()["temp_orphans"]:
+            pass
+        assert used(client) == 0
+        assert client.check() == []
+        assert client.stats()["internal_errors"] == 0, server.log
+
+
+def test_a_forwarded_buffer_lives_until_its_last_reader_is_done(manager: Make) -> None:
+    server = manager(**TEMP)
+    with server.client() as a, server.client() as b, server.client() as c:
+        out, via, end = TempClient(a), TempClient(b), TempClient(c)
+        ref = out.put(np.full(MIB, 7, np.uint8))
+        got = via.adopt(ref)
+        via.forward(got, 2)
+        got.release()
+        via.flush()
+        first, second = end.adopt(ref), end.adopt(ref)
+        first.release()
+        end.flush()
+        assert (second.numpy() == 7).all()
+        assert second.valid()
+        second.release()
+        end.flush()
+        assert not second.valid()
+        with pytest.raises(StaleDescriptor):
+            end.adopt(ref)
+        assert a.stats()["temp_forwarded"] == 1
+        assert a.stats()["temp_bad_releases"] == 0
+
+
+def test_a_chain_of_forwards_that_is_released_from_its_end_keeps_its_bytes(manager: Make) -> None:
+    server = manager(**TEMP)
+    clients = [server.client() for _ in range(6)]
+    temps = [TempClient(client) for client in clients]
+    ref = temps[0].put(np.arange(MIB // 8))
+    shares = []
+    for temp in temps:
+        shares.append(temp.adopt(ref))
+        temp.forward(shares[-1])
+    last = temps[0].adopt(ref)
+    for temp, share in reversed(list(zip(temps, shares, strict=True))):
+        share.release()
+        temp.flush()
+        assert (last.numpy() == np.arange(MIB // 8)).all()
+    last.release()
+    temps[0].flush()
+    assert not last.valid()
+    for client in clients:
+        client.close()
+    all_free(server)
+
+
+def test_readers_may_see_a_forwarded_buffer_in_another_shape(manager: Make) -> None:
+    server = manager(**TEMP)
+    with server.client() as client:
+        temp = TempClient(client)
+        ref = temp.put(np.arange(12, dtype=np.int32))
+        share = temp.adopt(ref)
+        temp.forward(share)
+        raw = encode_ref(ref).replace(b"\xa5int32", b"\xa6uint32")
+        assert temp.adopt(decode_ref(raw)).numpy().dtype == np.uint32
+
+
+def test_what_is_no_longer_held_is_not_forwarded(manager: Make) -> None:
+    server = manager(**TEMP)
+    with server.client() as one, server.client() as other:
+        temp, stranger = TempClient(one), TempClient(other)
+        ref = temp.put(np.zeros(1000))
+        share = temp.adopt(ref)
+        with pytest.raises(StaleDescriptor):
+            stranger.forward(share)
+        share.release()
+        with pytest.raises(StaleDescriptor):
+            temp.forward(share)
+
+
+STEPS = [
+    "t = TempClient(c); s = t.adopt(decode_ref(raw))",
+    "t.forward(s, 2)",
+    "s.release()",
+    "t.flush()",
+]
+
+
+@pytest.mark.parametrize("step", range(len(STEPS) + 1))
+@pytest.mark.parametrize("adopted", [False, True])
+def test_a_forwarder_killed_between_two_steps_takes_nothing_from_others_and_leaves_nothing(
+    step: int, adopted: bool, manager: Make, puppet: Callable[[str], Puppet]
+) -> None:
+    server = manager(**TEMP, orphan_s=0.2)
+    with server.client() as client:
+        temp = TempClient(client)
+        ref = temp.put(np.full(MIB, 5, np.uint8), consumers=2)
+        mine = temp.adopt(ref)
+        doll = puppet(server.path)
+        doll.do(f"raw = {encode_ref(ref)!r}")
+        for line in STEPS[:step]:
+            doll.do(line)
+        theirs = temp.adopt(ref) if adopted and step > 1 else None
+        doll.kill()
+        server.settle()
+        assert mine.valid()
+        assert (mine.numpy() == 5).all()
+        mine.release()
+        temp.flush()
+        if theirs is not None:
+            assert not client.wait_end(0.5)
+            assert theirs.valid()
+            assert (theirs.numpy() == 5).all()
+            theirs.release()
+        if step == 0:
+            temp.retract(ref)
+        temp.settle([ref])
+        temp.flush()
+        temp.trim()
+    all_free(server)
+
+
+@pytest.mark.parametrize("step", range(1, len(STEPS) + 1))
+def test_a_producer_killed_after_the_forwarding_changes_nothing_for_the_readers(
+    step: int, manager: Make, puppet: Callable[[str], Puppet]
+) -> None:
+    server = manager(**TEMP, orphan_s=0.2)
+    producer = puppet(server.path)
+    raw = producer.do("t = TempClient(c); r = encode_ref(t.put(np.full(1 << 20, 5, np.uint8)))")
+    with server.client() as one, server.client() as two:
+        space = {"TempClient": TempClient, "decode_ref": decode_ref, "c": one, "raw": eval(raw)}
+        for line in STEPS[:step]:
+            exec(line, space)
+        reader = TempClient(two)
+        got = reader.adopt(decode_ref(space["raw"])) if step > 1 else space["s"]
+        producer.kill()
+        server.settle()
+        assert not two.wait_end(0.5)
+        assert (got.numpy() == 5).all()
+        assert got.valid()
+    all_free(server)
+
+
+def test_a_forward_in_a_later_request_outlives_the_settling_of_the_first(manager: Make) -> None:
+    server = manager(**TEMP)
+    with server.client() as a, server.client() as b, server.client() as c:
+        out, via, end = TempClient(a), TempClient(b), TempClient(c)
+        ref = out.put(np.full(MIB, 3, np.uint8), consumers=2)
+        kept = via.adopt(ref)
+        out.settle([ref])
+        out.flush()
+        via.forward(kept)
+        kept.release()
+        via.flush()
+        while not a.stats()["temp_orphans"]:
+            pass
+        assert not c.wait_end(1.5)
+        got = end.adopt(ref)
+        assert (got.numpy() == 3).all()
+        via.settle([ref])
+        via.flush()
+        assert got.valid()
+        got.release()
+        end.flush()
+        while a.stats()["temp_orphans"]:
+            pass
+        assert not got.valid()
+
+
+def test_liars_forward_only_what_they_hold(manager: Make) -> None:
+    server = manager(**TEMP)
+    with server.client() as honest, server.client() as other:
+        out, lying = TempClient(honest), TempClient(other)
+        ref = out.put(np.zeros(1000))
+        mine = out.adopt(ref)
+        share = lying.adopt(lying.put(np.zeros(1000)))
+        cells = np.frombuffer(lying.buffers._cells, np.uint32).reshape(-1, 4)
+        slot = ref.offset // 4096
+        for at, record in enumerate(([share._entry // 4, 9, slot, ref.generation], [0, 1, slot, 1], [1 << 31] * 4)):
+            cells[FORWARDS_AT + at] = record
+        lying.buffers._cells[MADE] = 3
+        share.release()
+        lying.flush()
+        assert honest.stats()["temp_bad_forwards"] == 3
+        lying.adopt(lying.put(np.zeros(1000))).release()
+        lying.buffers._cells[MADE] = 3 + 2 * FORWARDS
+        lying.flush()
+        assert honest.stats()["temp_bad_forwards"] == 4
+        mine.release()
+        out.flush()
+        assert not mine.valid()
+
+
+def test_more_forwards_than_the_ledger_has_room_for_are_taken_in_on_the_way(manager: Make) -> None:
+    server = manager(**TEMP)
+    with server.client() as client:
+        temp = TempClient(client)
+        ref = temp.put(np.zeros(1000), consumers=2)
+        share, spare = temp.adopt(ref), temp.adopt(ref)
+        for _ in range(FORWARDS):
+            temp.buffers.forward(share)
+        with pytest.raises(PoolFull, match="flush"):
+            temp.buffers.forward(share)
+        spare.release()
+        temp.forward(share)
+        assert client.stats()["temp_forwarded"] == FORWARDS
+
+
+def test_a_producer_may_retract_no_share_that_others_forwarded(manager: Make) -> None:
+    server = manager(**TEMP)
+    with server.client() as client, server.client() as other:
+        out, via = TempClient(client), TempClient(other)
+        ref = out.put(np.zeros(1000), consumers=2)
+        via.forward(share := via.adopt(ref), 5)
+        share.release()
+        via.flush()
+        with pytest.raises(BadToken):
+            out.retract(ref, 3)
+        out.retract(ref, 2)
+        assert out.adopt(ref).valid()
+
+
+def test_a_producer_that_goes_on_as_before_asks_for_nothing(manager: Make) -> None:
+    server = manager(**TEMP)
+    with server.client() as producer, server.client() as consumer:
+        out, into = TempClient(producer), TempClient(consumer)
+        offsets = set()
+        for turn in range(50):
+            ref = out.put(np.full(2 * MIB, turn, np.uint8))
+            offsets.add(ref.offset)
+            share = into.adopt(ref)
+            assert (share.numpy() == turn).all()
+            share.release()
+            into.flush()
+        stats = producer.stats()
+        assert stats["temp_leased"] == len(offsets) == 1
+        assert stats["temp_renewed"] == 50
+
+
+def test_slots_kept_unused_come_back_for_those_who_need_them(manager: Make) -> None:
+    server = manager(**TEMP)
+    with server.client() as producer, server.client() as needy:
+        out = TempClient(producer)
+        for size in (1 << 16, 1 << 18, MIB):
+            out.adopt(out.put(np.zeros(size, np.uint8))).release()
+            out.flush()
+        assert used(producer) > 0
+        poor = TempClient(needy)
+        with pytest.raises(PoolFull):
+            poor.alloc(16 * MIB, timeout=0)
+        producer.ping()
+        assert poor.alloc(16 * MIB, timeout=10).nbytes == 16 * MIB
+
+
+def test_slots_of_a_size_not_asked_for_lately_are_given_back(manager: Make) -> None:
+    server = manager(**TEMP)
+    with server.client() as client:
+        temp = TempClient(client)
+        temp.buffers.discard(temp.alloc(MIB))
+        temp.trim(idle=True)
+        assert used(client) > 0
+        temp.trim(idle=True)
+        assert used(client) == 0
+
+
+def test_nothing_is_renewed_near_ones_own_bound(manager: Make) -> None:
+    server = manager(**TEMP, temp_client_bytes=4 * MIB)
+    with server.client() as client:
+        temp = TempClient(client)
+        shares = [temp.adopt(temp.put(np.zeros(MIB, np.uint8))) for _ in range(4)]
+        for share in shares:
+            share.release()
+        assert temp.alloc(4 * MIB, timeout=5).size == 4 * MIB
+
+
+def test_a_stale_record_of_a_published_slot_is_never_a_second_lease(manager: Make) -> None:
+    server = manager(**TEMP)
+    with server.client() as client:
+        temp = TempClient(client)
+        for turn in range(200):
+            buffers = [temp.alloc(1 << (12 + turn % 5)) for _ in range(70)]
+            assert len({buffer.slot for buffer in buffers}) == 70
+            assert len({buffer.entry for buffer in buffers}) == 70
+            refs = [temp.publish(buffer, "uint8", (1,)) for buffer in buffers]
+            for ref in refs:
+                temp.adopt(ref).release()
+            if turn % 3:
+                temp.flush()
+            if not turn % 7:
+                temp.trim()
+        assert client.check() == []

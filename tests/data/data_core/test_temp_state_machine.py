@@ -1,0 +1,190 @@
+"""TempBuffers of a real server against a dictionary: bytes and accounting, whoever publishes, adopts, forwards,
+settles, releases or dies when."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from omni_flow.data.errors import StaleDescriptor
+from omni_flow.data.server import ServerConfig
+from omni_flow.data.temp_client import TempClient
+from omni_flow.refs import TensorRef
+
+from .conftest import Manager
+from .test_state_machine import with_settings
+
+CLIENTS = 3
+DEAD = -1
+
+
+@dataclass
+class Known:
+    """A published buffer: who let how many readers in who have not come yet, in how many messages; who holds it."""
+
+    ref: TensorRef
+    byte: int
+    expected: dict[int, int] = field(default_factory=dict)
+    messages: dict[int, int] = field(default_factory=dict)
+    held: list[tuple[int, Any]] = field(default_factory=list)
+    uncounted: bool = False
+
+    def given(self, who: int, readers: int) -> None:
+        self.expected[who] = self.expected.get(who, 0) + readers
+        self.messages[who] = self.messages.get(who, 0) + 1
+
+
+class Buffers(RuleBasedStateMachine):
+    """Three clients. What a dead one let in stays welcome, as `orphan_s` is long here; so a buffer of which a reader
+    will never come (`uncounted`) is not given on by one who dies.
+    """
+
+    server: ClassVar[Manager | None] = None
+    folder: ClassVar[tempfile.TemporaryDirectory[str] | None] = None
+
+    @classmethod
+    def shared(cls) -> Manager:
+        if cls.server is None:
+            cls.folder = tempfile.TemporaryDirectory(prefix="omni")
+            path = f"{cls.folder.name}/m.sock"
+            cls.server = Manager(
+                ServerConfig(path=path, pools=(), temp_bytes=4 << 20, orphan_s=3600, huge=False, node="n")
+            )
+        return cls.server
+
+    @initialize()
+    def begin(self) -> None:
+        self.clients = [self.shared().client(name=str(i)) for i in range(CLIENTS)]
+        self.temps = [TempClient(client) for client in self.clients]
+        self.known: list[Known] = []
+        self.stamp = 0
+
+    def some(self, data: st.DataObject, which: Any) -> Any:
+        found = [one for one in self.known if which(one)]
+        return data.draw(st.sampled_from(range(len(found))).map(found.__getitem__)) if found else None
+
+    @rule(who=st.integers(0, CLIENTS - 1), order=st.integers(0, 6), readers=st.integers(1, 3))
+    def publish(self, who: int, order: int, readers: int) -> None:
+        self.stamp = self.stamp % 250 + 1
+        ref = self.temps[who].put(np.full(3000 << order, self.stamp, np.uint8), readers, timeout=20)
+        known = Known(ref, self.stamp)
+        known.given(who, readers)
+        self.known.append(known)
+
+    @rule(who=st.integers(0, CLIENTS - 1), data=st.data())
+    def adopt(self, who: int, data: st.DataObject) -> None:
+        known = self.some(data, lambda one: any(one.expected.values()))
+        if known is not None:
+            known.held.append((who, self.temps[who].adopt(known.ref)))
+            giver = next(giver for giver, left in known.expected.items() if left)
+            known.expected[giver] -= 1
+
+    @rule(data=st.data(), bell=st.booleans())
+    def release(self, data: st.DataObject, bell: bool) -> None:
+        known = self.some(data, lambda one: one.held)
+        if known is not None:
+            who, share = known.held.pop(data.draw(st.integers(0, len(known.held) - 1)))
+            share.release()
+            if bell:
+                self.temps[who].flush()
+
+    @rule(data=st.data(), readers=st.integers(1, 3))
+    def forward(self, data: st.DataObject, readers: int) -> None:
+        known = self.some(data, lambda one: one.held)
+        if known is not None:
+            who, share = data.draw(st.sampled_from(known.held))
+            self.temps[who].forward(share, readers)
+            known.given(who, readers)
+
+    @precondition(lambda self: self.known)
+    @rule(who=st.integers(0, CLIENTS - 1), data=st.data())
+    def settle(self, who: int, data: st.DataObject) -> None:
+        known = self.some(data, lambda one: one.messages.get(who) and DEAD not in one.expected)
+        if known is not None:
+            self.temps[who].settle([known.ref] * known.messages.pop(who))
+            known.uncounted |= known.expected.pop(who, 0) > 0
+
+    @rule(who=st.integers(0, CLIENTS - 1))
+    def die(self, who: int) -> None:
+        if any(known.uncounted and known.messages.get(who) for known in self.known):
+            return
+        self.clients[who].close()
+        for known in self.known:
+            known.held = [(holder, share) for holder, share in known.held if holder != who]
+            if known.messages.pop(who, None):
+                known.expected[DEAD] = known.expected.get(DEAD, 0) + known.expected.pop(who, 0)
+        self.shared().settle()
+        self.clients[who] = self.shared().client(name=str(who))
+        self.temps[who] = TempClient(self.clients[who])
+
+    @invariant()
+    def live_buffers_keep_their_bytes_and_the_books_are_right(self) -> None:
+        if not hasattr(self, "clients"):
+            return
+        for known in self.known:
+            for _, share in known.held:
+                assert share.valid()
+                assert (share.numpy() == known.byte).all()
+        assert self.clients[0].check() == []
+
+    def teardown(self) -> None:
+        if not hasattr(self, "clients"):
+            return
+        stats: dict[str, int | float] = {}
+        for known in self.known:
+            for giver in known.expected:
+                while known.expected[giver]:
+                    known.held.append((0, self.temps[0].adopt(known.ref)))
+                    known.expected[giver] -= 1
+            while known.held:
+                known.held.pop()[1].release()
+            for who, messages in known.messages.items():
+                self.temps[who].settle([known.ref] * messages)
+        until = time.monotonic() + 30
+        while time.monotonic() < until:
+            for temp in self.temps:
+                temp.flush()
+            stats = self.clients[0].stats()
+            if not stats["temp_published"]:
+                break
+        assert not stats["temp_published"]
+        assert not stats["temp_bad_releases"]
+        assert not stats["temp_bad_forwards"]
+        for known in self.known:
+            with pytest.raises(StaleDescriptor):
+                self.temps[0].adopt(known.ref)
+        for client in self.clients:
+            client.close()
+        self.shared().settle()
+        with self.shared().client(role="viewer") as viewer:
+            assert viewer.stats()["temp_free_bytes"] == viewer.stats()["temp_bytes"]
+
+
+class TestBuffers(Buffers.TestCase):
+    """Runs the machine; one server serves all its examples."""
+
+    settings = with_settings(25, 40)
+
+    @classmethod
+    def teardown_class(cls) -> None:
+        server, Buffers.server = Buffers.server, None
+        assert server is not None
+        with server.client(role="viewer") as client:
+            assert client.stats()["internal_errors"] == 0, server.log
+        server.close()
+        assert Buffers.folder is not None
+        Buffers.folder.cleanup()
+
+
+@pytest.mark.long
+class TestBuffersAtLength(TestBuffers):
+    """The same with many more examples."""
+
+    settings = with_settings(600, 80)
