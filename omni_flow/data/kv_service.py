@@ -272,16 +272,18 @@ class KvService(BaseService):
     def stats(self) -> dict[str, int | float]:
         numbers: dict[str, int | float] = {}
         for name, pool in self.pools.items():
-            table = pool.table
+            table, page = pool.table, pool.spec.page_bytes
             for key, value in pool.counters.items():
                 numbers[f"pool_{key}/{name}"] = value
             for tier in (table.l1, table.l2):
                 if tier.capacity:
                     numbers[f"pool_{tier.name}_slots/{name}"] = tier.capacity
                     numbers[f"pool_{tier.name}_free/{name}"] = tier.free.count
+                    numbers[f"pool_{tier.name}_bytes/{name}"] = (tier.capacity - tier.free.count) * page
                     numbers[f"pool_{tier.name}_pinned/{name}"] = pool.shared[tier.bit].pinned
                     numbers[f"pool_{tier.name}_waiting/{name}"] = pool.waiting(tier.bit)
             numbers[f"pool_l3_pages/{name}"] = table.l3_count
+            numbers[f"pool_l3_bytes/{name}"] = table.l3_count * page
             numbers[f"pool_objects/{name}"] = len(table.index)
             numbers[f"pool_leases/{name}"] = sum(len(a.leases) for a in pool.accounts.values())
             numbers[f"pool_reservations/{name}"] = sum(len(a.tokens) for a in pool.accounts.values())

@@ -53,6 +53,7 @@ def test_metrics_carry_the_pool_as_a_label(manager: Make) -> None:
         assert registry.get_sample_value("omni_data_pool_stored_total", {"pool": "kv"}) == 7
         assert registry.get_sample_value("omni_data_pool_misses_total", {"pool": "kv"}) == 2
         assert registry.get_sample_value("omni_data_pool_l1_free", {"pool": "kv"}) == 249
+        assert registry.get_sample_value("omni_data_pool_l1_bytes", {"pool": "kv"}) == 7 * 64
         assert registry.get_sample_value("omni_data_up") == 1
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import mmap
 import os
 import resource
@@ -238,7 +239,11 @@ def test_a_large_reclaim_lets_others_through(manager: Make, puppet: Callable[[st
         assert client.check() == []
         room = client.reserve("kv", 4096, timeout=5)
         client.abort("kv", room.token)
-    assert '"event": "reclaimed session"' in server.log
+    told = [json.loads(line) for line in server.log.splitlines() if "reclaimed session" in line]
+    (line,) = [line for line in told if line["client"] == "puppet"]
+    assert (line["pid"], line["role"]) == (doll.process.pid, "client")
+    assert line["freed"] == {"kv": {"reserved": 7_500, "pinned": 32_000}}
+    assert line["slices"] > 1
 
 
 def test_a_foreign_user_is_refused(tmp_path: Path) -> None:
