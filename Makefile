@@ -16,6 +16,7 @@ STAMPS := $(VENV)/.stamps
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
 DEMO := examples/voice_vision_chat
+SAMPLES := $(DEMO)/samples
 OUT := build/demo
 
 .PHONY: help demo test test-long lint format setup system clean distclean
@@ -23,12 +24,11 @@ OUT := build/demo
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 12
 
-demo: $(STAMPS)/demo ## speak with a pipeline of real models on the CPU: a spoken question, and one about a picture
-	@echo; echo '1. A spoken question: $(DEMO)/samples/question.wav'
-	$(BIN)/omni-flow run $(DEMO) --speech $(DEMO)/samples/question.wav --timeline --out $(OUT)/question
-	@echo; echo '2. A spoken question about a picture: $(DEMO)/samples/sign.png'
-	$(BIN)/omni-flow run $(DEMO) --speech $(DEMO)/samples/picture_question.wav --picture $(DEMO)/samples/sign.png \
-		--timeline --out $(OUT)/picture
+demo: $(STAMPS)/sglang ## speak with a pipeline of real models on the CPU, several turns in one session
+	@echo 'Asked aloud, then in writing about the same, then aloud about a picture: $(SAMPLES)'
+	$(BIN)/omni-flow run $(DEMO) --timeline --out $(OUT) --speech $(SAMPLES)/question.wav \
+		--then --text 'Which river flows through that city?' \
+		--then --speech $(SAMPLES)/picture_question.wav --picture $(SAMPLES)/sign.png
 
 test: lint ## ruff, mypy --strict and all tests but the long ones (under 15 minutes on 2 cores)
 	$(PYTEST)

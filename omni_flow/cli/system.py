@@ -50,8 +50,8 @@ def _cores() -> Fact:
 def _memory() -> Fact:
     rows = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     total, free = (int(rows[key].split()[0]) * 1024 / GIB for key in ("MemTotal", "MemAvailable"))
-    low = free < 2
-    mend = "the demo needs about 2 GiB: end other programs" if low else ""
+    low = free < 3
+    mend = "the demo needs about 3 GiB: end other programs" if low else ""
     return Fact("memory", f"{free:.1f} GiB available of {total:.1f} GiB", "low" if low else "ok", mend)
 
 

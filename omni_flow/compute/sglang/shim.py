@@ -107,7 +107,10 @@ def prepare_cpu() -> None:
         KernelMissing: sglang is not installed.
     """
     if importlib.util.find_spec("sglang") is None:
-        raise KernelMissing("sglang is not installed", "pip install -r requirements/sglang-cpu.txt, then -nodeps.txt")
+        install = "pip install -r requirements/sglang-cpu.txt, then --no-deps -r requirements/sglang-nodeps.txt"
+        if sys.version_info >= (3, 13):
+            install = "it needs Python 3.11 or 3.12: make PYTHON=python3.11 distclean setup"
+        raise KernelMissing("sglang is not installed", install)
     if PLATFORM not in entry_points(group="sglang.srt.platforms").names:
         raise KernelMissing(
             f"omni-flow is installed without its entry point {PLATFORM}",
