@@ -7,6 +7,7 @@ Needs the extra `[media]`.
 from __future__ import annotations
 
 import struct
+import wave
 from pathlib import Path
 
 import numpy as np
@@ -114,7 +115,8 @@ class SoundWriter:
     def __init__(self, path: Path, rate: int) -> None:
         self.path, self.rate, self.samples = path, rate, 0
         self._out = path.open("wb")
-        self._file = soundfile.SoundFile(self._out, "w", rate, 1, subtype="PCM_16", format="WAV")
+        self._file = wave.open(self._out, "wb")  # noqa: SIM115
+        self._file.setparams((1, 2, rate, 0, "NONE", "not compressed"))
 
     @property
     def seconds(self) -> float:
@@ -123,13 +125,15 @@ class SoundWriter:
 
     def write(self, chunk: NDArray[np.float32]) -> None:
         """Append samples, shape (n,)."""
-        self._file.write(np.clip(chunk, -1.0, 1.0))
+        self._file.writeframesraw(np.rint(np.clip(chunk, -1.0, 1.0) * 32767).astype("<i2").tobytes())
         self.samples += len(chunk)
 
     def close(self) -> None:
         """Write the header and close the file. A second call does nothing."""
-        self._file.close()
-        self._out.close()
+        try:
+            self._file.close()
+        finally:
+            self._out.close()
 
 
 def write_picture(path: Path, picture: NDArray[np.uint8]) -> None:

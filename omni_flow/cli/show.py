@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -57,7 +58,7 @@ class Show:
     def __call__(self, name: str, value: Any) -> None:
         """One value. Raises UserError if a file can't be written."""
         kind = self._outputs[name]
-        try:
+        with self._writing():
             if isinstance(value, list) and value and _is_file(kind.type, value[0]):
                 for item in value:
                     self._to_file(name, kind, item, several=True)
@@ -65,24 +66,33 @@ class Show:
                 self._to_file(name, kind, value, several=kind.streamed)
             else:
                 self._to_text(name, kind, value)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise UserError(
                 f"{error.filename or self._folder}: {error.strerror}", "name a folder with --out"
             ) from error
 
     def finish(self) -> dict[str, Any]:
-        """End the last line, close all files and say where they are. The result is what `--json` prints as outputs."""
+        """End the last line, close all files and say where they are. The result is what `--json` prints as outputs.
+
+        Raises UserError if a file can't be written to its end; all are closed then too.
+        """
         self._end_line()
         found = dict(self.plain)
+        with self._writing(), contextlib.ExitStack() as closing:
+            for writer in self._writers.values():
+                closing.callback(writer.close)
         for name, paths in self._files.items():
             writer = self._writers.pop(name, None)
             about: dict[str, Any] = {"file": str(paths[0])} if len(paths) == 1 else {"files": [str(p) for p in paths]}
             text = str(paths[0]) if len(paths) == 1 else f"{paths[0]} to {paths[-1].name}"
-            if writer is not None:
-                writer.close()
-                if hasattr(writer, "seconds"):
-                    about |= {"seconds": round(writer.seconds, 3), "rate": writer.rate}
-                    text = f"{writer.seconds:.1f} s of sound in {paths[0]}"
+            if hasattr(writer, "seconds"):
+                about |= {"seconds": round(writer.seconds, 3), "rate": writer.rate}
+                text = f"{writer.seconds:.1f} s of sound in {paths[0]}"
             self._say(f"{name}: {text}\n")
             found[name] = about
         return {name: found[name] for name in self._outputs if name in found}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import io
 from pathlib import Path
 
@@ -137,3 +138,20 @@ def test_a_long_timeline_is_cut() -> None:
     out = io.StringIO()
     timeline.show([Span("a", str(k), "a/0", 0.0, k, k + 1) for k in range(timeline.MOST_ROWS + 5)], out)
     assert out.getvalue().endswith("… 5 more; --json has them all\n")
+
+
+@pytest.mark.parametrize("length", [10, 100_000])
+def test_a_full_disk_is_said_in_words_and_all_files_are_closed(tmp_path: Path, length: int) -> None:
+    (tmp_path / "s.wav").symlink_to("/dev/full")
+    show = Show({"s": Kind(Audio(16_000), True), "b": Kind(Bytes(), True)}, tmp_path)
+    show("b", b"before")
+
+    def all_of_it() -> None:
+        show("s", np.zeros(length, np.float32))
+        show.finish()
+
+    with pytest.raises(UserError, match="No space left on device"):
+        all_of_it()
+    with contextlib.suppress(UserError):
+        show.finish()
+    assert (tmp_path / "b.bin").read_bytes() == b"before"
