@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,18 @@ from omni_flow.compute.sglang.config import EngineConfig
 from omni_flow.compute.sglang.kernel import SGLangEngine
 from omni_flow.data.identity import media_digest
 
-HIDDEN, PAGE = 64, 16
+HIDDEN, PAGE, WINDOW = 64, 16, 24
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+
+
+def written(model: Any, folder: Path) -> Any:
+    """The model with random weights, written to `folder`."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.15)
+    model.save_pretrained(folder)
+    return model.eval()
 
 
 def tiny_qwen(folder: Path) -> Any:
@@ -31,26 +43,45 @@ def tiny_qwen(folder: Path) -> Any:
         num_key_value_heads=2, head_dim=16, max_position_embeddings=2048, tie_word_embeddings=False,
         attn_implementation="eager",
     )  # fmt: skip
-    model: Any = Qwen3ForCausalLM(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0, 0.15)
-    model.save_pretrained(folder)
-    return model.eval()
+    return written(Qwen3ForCausalLM(config), folder)
 
 
-def states(model: Any, embeds: torch.Tensor, rows: int, causal: list[bool] | None = None) -> Floats:
-    """Hidden states of the last `rows` rows, which see each other unless they are causal."""
-    length = len(embeds)
+def tiny_olmo(folder: Path) -> Any:
+    """An Olmo3: every other layer sees `WINDOW` tokens only."""
+    from transformers import Olmo3Config, Olmo3ForCausalLM
+
+    torch.manual_seed(0)
+    config = Olmo3Config(
+        vocab_size=256, hidden_size=HIDDEN, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=2048, tie_word_embeddings=False, sliding_window=WINDOW,
+        layer_types=["sliding_attention", "full_attention"] * 2, attn_implementation="eager",
+        rope_parameters=ROPE, bos_token_id=1, eos_token_id=2, pad_token_id=0,
+    )  # fmt: skip
+    model = written(Olmo3ForCausalLM(config), folder)
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"rope_scaling": ROPE}))  # the name that SGLang reads
+    return model
+
+
+def bias(length: int, rows: int, causal: list[bool] | None, window: int = 0) -> torch.Tensor:
+    """What the last `rows` rows see: what stands before them within the window, and each other unless causal."""
     mask = torch.ones(length, length, dtype=torch.bool).tril()
+    if window:
+        mask.triu_(1 - window)
     for at in range(rows):
         if causal is None or not causal[at]:
             mask[length - rows + at, length - rows :] = True
-    bias = torch.where(mask, 0.0, torch.finfo(torch.float32).min)[None, None]
+    return torch.where(mask, 0.0, torch.finfo(torch.float32).min)[None, None]
+
+
+def states(model: Any, embeds: torch.Tensor, rows: int, causal: list[bool] | None = None) -> Floats:
+    """Hidden states of the last `rows` rows."""
+    mask: Any = bias(len(embeds), rows, causal)
+    if getattr(model.config, "sliding_window", None):
+        mask = {"full_attention": mask, "sliding_attention": bias(len(embeds), rows, causal, WINDOW)}
     with torch.inference_mode():
-        out = model.model(inputs_embeds=embeds[None], attention_mask=bias, use_cache=False).last_hidden_state[0]
-    found: Floats = out[length - rows :].numpy()
+        out = model.model(inputs_embeds=embeds[None], attention_mask=mask, use_cache=False).last_hidden_state[0]
+    found: Floats = out[len(embeds) - rows :].numpy()
     return found
 
 
@@ -109,5 +140,26 @@ def test_steps_over_the_same_rows_equal_a_masked_forward_and_disturb_nobody(tmp_
                     async with engine.fixed_rows(contexts[1], 300):
                         pass
             assert (await engine.stats())["held"] == 0
+
+    asyncio.run(run())
+
+
+def test_in_layers_with_a_sliding_window_rows_see_each_other_and_the_window_of_the_context(tmp_path: Path) -> None:
+    oracle = tiny_olmo(tmp_path)
+    embed = oracle.model.embed_tokens.weight.detach()
+    text = np.random.default_rng(1).integers(3, 256, 70).tolist()
+
+    async def run() -> None:
+        async with SGLangEngine(EngineConfig(model=str(tmp_path), page_size=PAGE, max_tokens=60 * PAGE)) as engine:
+            decoded = kit.oracle_greedy(oracle, text, 40)[0]
+            assert (await kit.answer(engine, kit.greedy(text, 40, tenant=b"other"))).tokens == decoded
+            # more rows than the window is wide; the context is new at first and then cached
+            for rows, causal in ((37, None), (37, [at % 3 == 0 for at in range(37)]), (1, None), (5, [True] * 5)):
+                async with engine.fixed_rows([Tokens(text)], rows) as session:
+                    for step in range(2):
+                        given = noise(step + rows, rows)
+                        got = await session.step(given, causal)
+                        wanted = states(oracle, torch.cat((embed[text], torch.tensor(given))), rows, causal)
+                        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
 
     asyncio.run(run())

@@ -7,8 +7,10 @@ per forward instead of once per layer, and serves fixed-row forwards (`fixed_row
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from omni_flow.compute.errors import BadCheckpoint
 from omni_flow.compute.sglang.buffers import PagedRows
 
 if TYPE_CHECKING:
@@ -22,44 +24,54 @@ class Rows(NamedTuple):
         places: where the tokens of the sequence lie, see `PagedRows.places`.
         new: how many new rows.
         mask: which keys a row sees (rows, len(places)); None: all.
+        causal: flags of its fixed rows, see `row_mask`.
     """
 
     places: torch.Tensor
     new: int
     mask: torch.Tensor | None
+    causal: Sequence[bool] | None
 
 
-def row_mask(length: int, count: int, causal: Any, window: int = -1) -> torch.Tensor | None:
+def row_mask(length: int, count: int, causal: Sequence[bool] | None = None, window: int = -1) -> torch.Tensor | None:
     """The mask of the last `count` of `length` tokens.
 
     Args:
-        causal: True, or one flag per new row: a row that is not causal sees all new rows of its request.
-        window: how many tokens before itself a causal row sees; negative: all.
+        causal: one flag for each of the last rows, the *fixed* ones: one that is not causal sees all of them besides
+            what it would see anyway. All other rows are causal. None: no fixed rows.
+        window: how many tokens before itself a row sees; negative: all. Fixed rows see each other however far apart.
 
     Returns:
         bool (count, length), or None where every row sees everything.
     """
     import torch
 
-    all_causal = causal is True
-    if count == 1 and (window < 0 or window >= length - 1):
-        return None
-    if not all_causal and not any(causal):
+    fixed = len(causal) if causal is not None else 0
+    wide = window < 0 or window >= length - 1
+    if wide and (count == 1 or (count == fixed and causal is not None and not any(causal))):
         return None
     mask = torch.ones(count, length, dtype=torch.bool).tril_(length - count)
-    if window >= 0:
+    if not wide:
         mask.triu_(length - count - window)
-    if not all_causal:
-        mask[~torch.as_tensor(causal, dtype=torch.bool), length - count :] = True
+    if causal is not None:
+        sees_all = ~torch.as_tensor(causal, dtype=torch.bool)
+        mask[count - fixed :, length - fixed :] |= sees_all[:, None]
     return mask
 
 
 def make_backend(runner: Any) -> Any:
-    """Factory for SGLang's attention registry."""
+    """Factory for SGLang's attention registry.
+
+    Raises:
+        BadCheckpoint: the model caps its attention logits, which this attention does not.
+    """
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
     from torch.nn.functional import scaled_dot_product_attention
 
     from omni_flow.compute.sglang.fixed_rows import causal_flags
+
+    if any(getattr(module, "logit_cap", 0) for module in runner.model.modules()):
+        raise BadCheckpoint(f"{type(runner.model).__name__} caps its attention logits", "run it on a GPU")
 
     class CpuAttention(TorchNativeAttnBackend):  # type: ignore[misc]
         """See the module."""
@@ -73,24 +85,21 @@ def make_backend(runner: Any) -> Any:
             self._out = paged.places(forward_batch.out_cache_loc.long())
             flags = causal_flags(forward_batch)
             self._rows: list[Rows] = []
-            at = 0
-            for row, length, count in zip(forward_batch.req_pool_indices.tolist(), lengths, counts, strict=True):
-                causal = True if flags is None else flags[at : at + count]
+            for at, (row, length, count) in enumerate(
+                zip(forward_batch.req_pool_indices.tolist(), lengths, counts, strict=True)
+            ):
+                causal = None if flags is None else flags[at]
                 places = paged.places(table[row, :length].long())
-                self._rows.append(Rows(places, count, row_mask(length, count, causal)))
-                at += count
+                self._rows.append(Rows(places, count, row_mask(length, count, causal), causal))
             self._windows: dict[int, list[Rows]] = {}
-            self._flags = flags
 
         def _rows_of(self, layer: Any) -> list[Rows]:
             window = layer.sliding_window_size
             if window is None or window < 0:
                 return self._rows
             if window not in self._windows:
-                if self._flags is not None:
-                    raise NotImplementedError("a fixed-row forward in a layer with a sliding window")
                 self._windows[window] = [
-                    row._replace(mask=row_mask(len(row.places), row.new, True, window)) for row in self._rows
+                    row._replace(mask=row_mask(len(row.places), row.new, row.causal, window)) for row in self._rows
                 ]
             return self._windows[window]
 

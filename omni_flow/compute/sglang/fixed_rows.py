@@ -17,14 +17,15 @@ import numpy as np
 from omni_flow.compute.errors import BadRequest, EngineFull
 from omni_flow.compute.prefix import PageChain, match_end
 from omni_flow.compute.sglang.allocator import own_pages
+from omni_flow.compute.sglang.step_hook import token_embedding
 from omni_flow.compute.sglang.takeover import current
 from omni_flow.compute.sglang.wire import FixedOpen, FixedOpened, FixedOut, FixedStep, Media
 from omni_flow.data.identity import MediaDigest, MediaSpan
 
 
-def causal_flags(forward_batch: Any) -> list[bool] | None:
-    """One flag per new row of a marked batch, None for an ordinary one."""
-    flags: list[bool] | None = getattr(forward_batch, "omni_causal", None)
+def causal_flags(forward_batch: Any) -> list[list[bool]] | None:
+    """Per request of a marked batch a flag for each of its fixed rows, the last of its new ones; None for others."""
+    flags: list[list[bool]] | None = getattr(forward_batch, "omni_causal", None)
     return flags
 
 
@@ -160,11 +161,10 @@ class FixedRows:
         embeds, flags = [], []
         for step, session in zip(steps, sessions, strict=True):
             rows = torch.frombuffer(bytearray(step.rows), dtype=torch.float32).view(session.rows, -1)
-            before = session.context - session.written
-            if before:
+            if session.written < session.context:
                 embeds.append(self._context_rows(session))
             embeds.append(rows.to(self.runner.device, self.runner.dtype))
-            flags += [True] * before + ([bool(f) for f in step.causal] if step.causal else [False] * session.rows)
+            flags.append([bool(f) for f in step.causal] if step.causal else [False] * session.rows)
         hidden = self._forward(tuple(step.number for step in steps), sessions, torch.cat(embeds), flags)
         out, at = [], 0
         for step, session in zip(steps, sessions, strict=True):
@@ -181,7 +181,7 @@ class FixedRows:
         import torch
 
         ids = torch.tensor(session.request.origin_input_ids[session.written : session.context])
-        rows = self.runner.model.get_input_embeddings()(ids.to(self.runner.device)).clone()
+        rows = token_embedding(self.runner.model)(ids.to(self.runner.device)).clone()
         for media in session.media:
             given = torch.frombuffer(bytearray(media.rows), dtype=torch.float32).view(media.length, -1)
             start = max(media.start, session.written)
@@ -190,7 +190,7 @@ class FixedRows:
                 rows[place] = given[start - media.start :].to(rows)
         return rows
 
-    def _forward(self, key: tuple[int, ...], sessions: list[Session], embeds: Any, flags: list[bool]) -> Any:
+    def _forward(self, key: tuple[int, ...], sessions: list[Session], embeds: Any, flags: list[list[bool]]) -> Any:
         """Hidden states of all new rows, float32 on the CPU."""
         import torch
         from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
