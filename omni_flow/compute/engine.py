@@ -104,7 +104,8 @@ class Request:
         logits, hidden: stream the logits, the hidden states, of each generated position with its token.
         steps: run the engine's step hook for this request, which gets this; None: an ordinary request.
         prompt_logprobs: report the log-probability of each prompt token after the first.
-        priority: larger goes first.
+        priority: of those that wait the larger goes first, then the earlier. Where the pool or the queue is full, the
+            smallest goes back to wait, or is refused.
     """
 
     spans: Sequence[Span]
@@ -194,7 +195,7 @@ class Engine(Protocol):
 
         Raises (from the iterator):
             BadRequest, PromptTooLong: refused at admission.
-            EngineFull: the queue is full.
+            EngineFull: the queue is full, and nothing of smaller priority waits in it.
             EngineDied: the engine's process ended; nothing of this request is kept.
         """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from omni_flow.compute.engine import Embeddings, EndEvent, Request, TokenEvent, Tokens
 from omni_flow.compute.errors import BadRequest, EngineFull, PromptTooLong
+from omni_flow.compute.sampler import Batch, History, Row, sample
 from omni_flow.compute.sampling import Sampling
 from omni_flow.compute.sglang.config import EngineConfig
 from omni_flow.compute.sglang.kernel import SGLangEngine
@@ -22,7 +24,8 @@ from omni_flow.models.tokenizer import Processor
 from omni_flow.testing import tiny_checkpoint
 
 T = TypeVar("T")
-PAGE, QUOTA = 16, 64
+EBNF = 'root ::= "<" letter letter ">"\nletter ::= "x" | "y"'
+PAGE, QUOTA, CONTEXT = 16, 64, 600
 
 
 class Serving(NamedTuple):
@@ -45,8 +48,9 @@ class Serving(NamedTuple):
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     folder = tiny_checkpoint("deepseek_v2", tmp_path_factory.mktemp("model"))
     config = EngineConfig(
-        model=str(folder), page_size=PAGE, max_tokens=QUOTA * PAGE, max_running=4, max_waiting=8, chunk=32, hidden=True
-    )
+        model=str(folder), page_size=PAGE, max_tokens=QUOTA * PAGE, max_running=4, max_waiting=8, chunk=32, hidden=True,
+        context=CONTEXT,
+    )  # fmt: skip
     engine = SGLangEngine(config)
     with asyncio.Runner() as loop:
         loop.run(engine.start())
@@ -79,6 +83,61 @@ def test_equal_seeds_give_equal_tokens_alone_and_in_any_batch(serving: Serving) 
         alone = [(await kit.answer(serving.engine, one)).tokens for one in reversed(asked)][::-1]
         assert together == alone
         assert len({tuple(one) for one in together}) >= 3
+
+    serving.run(run())
+
+
+WARM = {"temperature": 1.2, "seed": 5}
+STOPS = tuple(range(0, 256, 3))
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "temperature": {"temperature": 0.4, "seed": 5},
+    "seed": {**WARM, "seed": 2**63 + 6},
+    "top_k": {**WARM, "top_k": 2},
+    "top_p": {**WARM, "top_p": 0.3},
+    "min_p": {**WARM, "min_p": 0.5},
+    "repetition_penalty": {**WARM, "repetition_penalty": 1.9},
+    "frequency_penalty": {"temperature": 0.2, "seed": 5, "frequency_penalty": 2.0},
+    "presence_penalty": {"temperature": 0.2, "seed": 5, "presence_penalty": 2.0},
+    "logit_bias": {**WARM, "logit_bias": {17: 9.0, 200: 9.5}},
+    "min_tokens": {"stop_token_ids": STOPS, "min_tokens": 12},
+}
+
+
+def test_each_parameter_chooses_in_a_mixed_batch_what_the_sampler_chooses_from_the_oracles_logits(
+    serving: Serving, oracle: Any
+) -> None:
+    import torch
+
+    prompt, count = prompt_of(37, 70), 12
+    whole = {"warm": WARM, "greedy": {}, "cool": {"temperature": 0.2, "seed": 5}} | PARAMETERS
+
+    async def run() -> dict[str, list[int]]:
+        asked = [kit.answer(serving.engine, ask(prompt, max_tokens=count, **given)) for given in whole.values()]
+        got = await asyncio.gather(*asked[:8]), await asyncio.gather(*asked[8:])
+        return dict(zip(whole, (one.tokens for part in got for one in part), strict=True))
+
+    got = serving.run(run())
+    for name, given in whole.items():
+        sampling = ask(prompt, max_tokens=count, **given).sampling
+        with torch.inference_mode():
+            lines = oracle(torch.tensor([prompt + got[name]])).logits[0, len(prompt) - 1 : -1]
+        for at, token in enumerate(got[name]):
+            row = Row(sampling, sampling.stop_token_ids, len(prompt), History(prompt, got[name][:at], 258, "cpu"))
+            place = torch.tensor([len(prompt) + at - 1])
+            assert token == int(sample(lines[at : at + 1], Batch((row,)), place).tokens), (name, at)
+    # and each made a difference
+    plain = {"frequency_penalty": "cool", "presence_penalty": "cool", "min_tokens": "greedy"}
+    assert [name for name in PARAMETERS if got[name] == got[plain.get(name, "warm")]] == []
+
+
+def test_bad_words_of_several_tokens_never_come_in_sequence(serving: Serving) -> None:
+    async def run() -> None:
+        prompt = prompt_of(10, 9)
+        free = (await kit.answer(serving.engine, ask(prompt))).tokens
+        word = tuple(free[4:7])
+        without = (await kit.answer(serving.engine, ask(prompt, bad_words=(word,)))).tokens
+        assert without[:6] == free[:6]
+        assert all(tuple(without[at : at + 3]) != word for at in range(len(without)))
 
     serving.run(run())
 
@@ -180,16 +239,36 @@ def test_a_request_ends_at_its_stop_token_text_or_length(serving: Serving) -> No
     serving.run(run())
 
 
-def test_a_grammar_constrains_the_text(serving: Serving) -> None:
+def test_grammars_constrain_the_text_and_nobody_elses(serving: Serving) -> None:
     processor = Processor(serving.folder)
+    schema = {
+        "type": "object",
+        "properties": {"ok": {"type": "boolean"}, "colour": {"enum": ["red", "blue"]}},
+        "required": ["ok", "colour"],
+        "additionalProperties": False,
+    }
 
     async def run() -> None:
-        asked = ask(prompt_of(8, 7), regex="(ab|cd){3}[0-9]{4}", max_tokens=40, ignore_eos=False)
-        free = ask(prompt_of(8, 7), max_tokens=10)
-        constrained, other = await asyncio.gather(kit.answer(serving.engine, asked), kit.answer(serving.engine, free))
-        assert re.fullmatch("(ab|cd){3}[0-9]{4}", processor.decode(constrained.tokens))
-        assert constrained.end.reason == "stop"
-        assert other.tokens == (await kit.answer(serving.engine, free)).tokens
+        prompt = prompt_of(8, 7)
+        free = ask(prompt, max_tokens=10)
+        grammars = [{"regex": "(ab|cd){3}[0-9]{4}"}, {"json_schema": json.dumps(schema)}, {"grammar": EBNF}]
+        blank = {token: -100.0 for token in range(256) if processor.decode([token]).isspace()}
+        asked = [ask(prompt, max_tokens=80, ignore_eos=False, logit_bias=blank, **given) for given in grammars]
+        warm = ask(prompt, max_tokens=80, ignore_eos=False, temperature=1.5, seed=3, **grammars[0])
+        got = await asyncio.gather(*(kit.answer(serving.engine, one) for one in (free, *asked, warm)))
+        assert [one.end.reason for one in got] == ["length", "stop", "stop", "stop", "stop"]
+        other, regex, made, ebnf, drawn = (processor.decode(one.tokens) for one in got)
+        assert other == processor.decode((await kit.answer(serving.engine, free)).tokens)
+        assert re.fullmatch("(ab|cd){3}[0-9]{4}", regex)
+        assert re.fullmatch("(ab|cd){3}[0-9]{4}", drawn)
+        answer = json.loads(made)
+        assert set(answer) == {"ok", "colour"}
+        assert isinstance(answer["ok"], bool)
+        assert answer["colour"] in ("red", "blue")
+        assert re.fullmatch("<[xy]{2}>", ebnf)
+        with pytest.raises(BadRequest, match="grammar"):
+            await kit.answer(serving.engine, ask(prompt, regex="(((", ignore_eos=False))
+        assert (await kit.answer(serving.engine, free)).tokens == got[0].tokens
 
     serving.run(run())
 
@@ -253,10 +332,51 @@ def test_more_than_the_pool_holds_waits_is_retracted_and_is_still_right(serving:
     serving.run(run())
 
 
+def test_of_those_that_wait_the_largest_priority_goes_first_and_then_the_earliest(serving: Serving) -> None:
+    async def run() -> None:
+        order: list[str] = []
+
+        async def started(name: str, priority: int) -> None:
+            async for event in serving.engine.generate(kit.greedy(prompt_of(20, 90), 2, priority=priority)):
+                if isinstance(event, TokenEvent) and name not in order:
+                    order.append(name)
+
+        long = [kit.answer(serving.engine, ask(prompt_of(20, 80 + at), max_tokens=120 + 40 * at)) for at in range(4)]
+        running = [asyncio.create_task(one) for one in long]
+        while (await serving.engine.stats())["running"] < 4:
+            assert not any(task.done() for task in running)
+        named = {"first": 0, "second": 0, "high": 5, "high too": 5, "low": -3, "middle": 1}
+        await asyncio.gather(*(started(name, priority) for name, priority in named.items()), *running)
+        assert order == ["high", "high too", "middle", "first", "second", "low"]
+
+    serving.run(run())
+
+
+def test_in_a_full_queue_a_larger_priority_takes_the_place_of_the_last_of_the_smallest(serving: Serving) -> None:
+    async def run() -> None:
+        priorities = [0] * 4 + [2, 2, 1, 1, 2, 2, 2, 2] + [2, 1]
+        got = await asyncio.gather(
+            *(
+                kit.answer(serving.engine, kit.greedy(prompt_of(20, 100 + at), 60, priority=priority))
+                for at, priority in enumerate(priorities)
+            ),
+            return_exceptions=True,
+        )
+        refused = [at for at, one in enumerate(got) if isinstance(one, EngineFull)]
+        assert len(refused) == len(got) - 8
+        assert all(len(one.tokens) == 60 for one in got if isinstance(one, kit.Answer))
+        assert all(priorities[at] < 2 for at in refused)
+
+    serving.run(run())
+
+
 def test_what_cannot_run_is_refused_with_numbers(serving: Serving) -> None:
     async def run() -> None:
-        with pytest.raises(PromptTooLong, match=rf"2000 tokens.*quota {QUOTA * PAGE}"):
-            await kit.answer(serving.engine, ask([1] * 2000))
+        longest = serving.engine.ready.max_prompt
+        assert CONTEXT - 10 < longest < CONTEXT
+        with pytest.raises(PromptTooLong, match=rf"{longest + 1} tokens; model and pool take {longest} "):
+            await kit.answer(serving.engine, ask([1] * (longest + 1)))
+        assert (await kit.answer(serving.engine, ask(prompt_of(longest, 12), max_tokens=1))).end.tokens == 1
         with pytest.raises(BadRequest, match="the vocabulary has 258"):
             await kit.answer(serving.engine, ask([1, 258]))
         with pytest.raises(BadRequest, match="at least one"):

@@ -9,6 +9,7 @@ import select
 import time
 from array import array
 from functools import cache
+from http import HTTPStatus
 from typing import Any, Final
 
 from omni_flow.compute.errors import ComputeError
@@ -125,6 +126,7 @@ def to_sglang(message: Generate) -> Any:
         top_logprobs_num=logprobs or 0,
         token_ids_logprob=None,
         stream=True,
+        priority=message.priority,
         positional_embed_overrides=overrides,
     )
 
@@ -154,7 +156,8 @@ class Outlet:
         asked = self.requests.pop(rid, None)
         if asked is not None:
             message = str(reason.get("message") or reason)
-            kind = "EngineFull" if "queue is full" in message else "BadRequest"
+            full = reason.get("status_code") == HTTPStatus.SERVICE_UNAVAILABLE
+            kind = "EngineFull" if full else "BadRequest"
             self._inlet.send(Refused(asked.number, kind, message, ""))
 
     def _one(self, output: Any, at: int, rid: str, out: list[FromEngine]) -> None:
