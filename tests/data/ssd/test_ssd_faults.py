@@ -4,6 +4,8 @@ import errno
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from ssd_rig import (
     KIND,
     SEGMENT,
+    Clock,
     FaultyIo,
     Stall,
     assert_never_wrong,
@@ -31,9 +34,9 @@ from omni_flow.data.ssd.metrics import SsdCollector
 BATCH = list(range(12))
 
 
-def open_filled(path: Path, **changes: object) -> tuple[SsdTier, FaultyIo]:
+def open_filled(path: Path, clock: Callable[[], float] = time.monotonic, **changes: object) -> tuple[SsdTier, FaultyIo]:
     io = FaultyIo()
-    tier = SsdTier.open(config(path, **changes), io)
+    tier = SsdTier.open(config(path, **changes), io, clock)
     put(tier, *BATCH)
     assert tier.wait_idle(20)
     return tier, io
@@ -110,8 +113,8 @@ def test_a_failed_probe_keeps_the_tier_off(tmp_path: Path) -> None:
 
 
 def test_a_stalled_read_is_a_miss_after_its_deadline_and_its_buffer_is_busy_until_it_ends(tmp_path: Path) -> None:
-    tier, io = open_filled(tmp_path, io_deadline_s=0.05, first_probe_s=1000.0)
-    stall = Stall()
+    tier, io = open_filled(tmp_path, clock := Clock(), io_deadline_s=0.05, first_probe_s=1e9)
+    stall = Stall(clock)
     io.rules["preadv"] = stall
     buffers = [bytearray(16384) for _ in BATCH]
     result = tier.get(keys(*BATCH), buffers)
@@ -126,8 +129,8 @@ def test_a_stalled_read_is_a_miss_after_its_deadline_and_its_buffer_is_busy_unti
 
 
 def test_a_stalled_write_is_refused_after_its_deadline_and_never_published(tmp_path: Path) -> None:
-    tier, io = open_filled(tmp_path, io_deadline_s=0.05)
-    stall = Stall()
+    tier, io = open_filled(tmp_path, clock := Clock(), io_deadline_s=0.05)
+    stall = Stall(clock)
     io.rules["pwritev"] = stall
     changing = bytearray(payload(100, 8192))
     result = tier.put(KIND, keys(100), [changing])
@@ -137,6 +140,7 @@ def test_a_stalled_write_is_refused_after_its_deadline_and_never_published(tmp_p
     io.rules.clear()
     stall.end.set()
     assert result.settled.wait(20)
+    clock.now += 1.0
     assert tier.wait_idle(20)
     assert not tier.contains(keys(100))[0]
     assert tier.put(KIND, keys(100), [payload(100, 8192)]).stored.all()
@@ -148,8 +152,8 @@ def test_a_stalled_write_is_refused_after_its_deadline_and_never_published(tmp_p
 
 
 def test_with_every_worker_stuck_further_requests_still_end(tmp_path: Path) -> None:
-    tier, io = open_filled(tmp_path, io_deadline_s=0.05, threads=2, first_probe_s=1000.0)
-    stall = Stall()
+    tier, io = open_filled(tmp_path, clock := Clock(), io_deadline_s=0.05, threads=2, first_probe_s=1e9)
+    stall = Stall(clock)
     io.rules["preadv"] = stall
     threads = [threading.Thread(target=get, args=(tier, n)) for n in range(6)]
     for thread in threads:
@@ -163,13 +167,14 @@ def test_with_every_worker_stuck_further_requests_still_end(tmp_path: Path) -> N
 
 
 def test_a_stall_while_making_room_turns_the_tier_off(tmp_path: Path) -> None:
-    io = FaultyIo()
-    stall = Stall()
+    io, clock = FaultyIo(), Clock()
+    stall = Stall(clock)
     io.rules["fallocate"] = stall
-    tier = SsdTier.open(config(tmp_path, io_deadline_s=0.05), io)
+    tier = SsdTier.open(config(tmp_path, io_deadline_s=0.05), io, clock)
     assert put(tier, 1) == [False]
     assert not tier.stats().on
     stall.end.set()
+    clock.now += 1.0
     assert tier.wait_idle(20)
     assert put(tier, 1) == [True]
     tier.close()
@@ -298,8 +303,8 @@ def test_a_sick_disk_shows_in_the_metrics_and_to_whoever_listens(tmp_path: Path)
 
 
 def test_closing_with_a_hung_disk_ends(tmp_path: Path) -> None:
-    tier, io = open_filled(tmp_path, io_deadline_s=0.05)
-    stall = Stall()
+    tier, io = open_filled(tmp_path, clock := Clock(), io_deadline_s=0.05)
+    stall = Stall(clock)
     io.rules["pwritev"] = stall
     put(tier, 100)
     tier.close()
