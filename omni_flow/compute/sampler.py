@@ -85,12 +85,47 @@ class _Columns:
     seed: Tensor
 
 
+class Needs(NamedTuple):
+    """What the rows of a batch want done, so that a step doesn't ask each of them.
+
+    Args:
+        logprobs: of the logits as they came.
+        adjust: bias, penalties, bad words or a minimum length.
+        draw: some row is not greedy.
+        top: some row has top-k or top-p, which need a sort.
+        histories: (row, its history) where there is one.
+        report: some row wants its logits or hidden states, or has steps.
+    """
+
+    logprobs: bool
+    adjust: bool
+    draw: bool
+    top: bool
+    histories: tuple[tuple[int, History], ...]
+    report: bool
+
+
 @dataclass(slots=True)
 class Batch:
-    """The rows of a step. Immutable; the columns on the device are made once."""
+    """The rows of a step. Immutable; what follows from them, and the columns on the device, are made once."""
 
     rows: tuple[Row, ...]
     _columns: dict[torch.device, _Columns] = field(default_factory=dict)
+    _needs: Needs | None = None
+
+    @property
+    def needs(self) -> Needs:
+        if self._needs is None:
+            given = [row.sampling for row in self.rows]
+            self._needs = Needs(
+                any(s.logprobs is not None for s in given),
+                any(s.logit_bias or s.penalised or s.bad_words or s.min_tokens for s in given),
+                any(s.temperature != 0 for s in given),
+                any(s.temperature > 0 and (s.top_k or s.top_p < 1) for s in given),
+                tuple((at, row.history) for at, row in enumerate(self.rows) if row.history is not None),
+                any(row.logits or row.hidden or row.request is not None for row in self.rows),
+            )
+        return self._needs
 
     def keep(self, at: Sequence[int]) -> Batch:
         """The rows at these places."""
@@ -210,22 +245,18 @@ def sample(logits: Tensor, batch: Batch, positions: Tensor, stream: int = 0) -> 
         positions: (rows,) where the last token of each sequence stands.
         stream: which head this is, 0 for the language head.
     """
-    given = [row.sampling for row in batch.rows]
-    logprobs = None
-    if any(s.logprobs is not None for s in given):
-        logprobs = torch.log_softmax(logits.float(), -1)
-    if any(s.logit_bias or s.penalised or s.bad_words or s.min_tokens for s in given):
+    needs = batch.needs
+    logprobs = torch.log_softmax(logits.float(), -1) if needs.logprobs else None
+    if needs.adjust:
         logits = adjust(logits.float().clone(), batch, positions)
-    if all(s.temperature == 0 for s in given):
+    if not needs.draw:
         tokens = logits.argmax(-1)
     else:
         columns = batch.columns(logits.device)
-        top = any(s.temperature > 0 and (s.top_k or s.top_p < 1) for s in given)
-        shaped = shape(logits.float(), columns, top)
+        shaped = shape(logits.float(), columns, needs.top)
         noise = -(-uniform(columns.seed, positions.long(), logits.shape[-1], stream).log()).log()
         greedy = columns.temperature[:, None] == 0
         tokens = torch.where(greedy, logits.float(), shaped + noise).argmax(-1)
-    for at, row in enumerate(batch.rows):
-        if row.history is not None:
-            row.history.add(tokens[at])
+    for at, history in needs.histories:
+        history.add(tokens[at])
     return Chosen(tokens, logprobs)

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from omni_flow.compute.errors import ComputeError
-from omni_flow.compute.sglang.pages import LOT, Node, PageBook
+from omni_flow.compute.sglang.pages import LOT, Node, PageBook, Part
 from omni_flow.compute.sglang.pagesource import LocalPages
 from omni_flow.data.identity import PageHash
 
@@ -50,7 +50,7 @@ def test_random_requests_keep_the_equation_and_end_with_nothing_held() -> None:
                     if book.available >= missing:
                         one.own += book.take(missing)
                 elif action in ("seal", "end") and not missing:
-                    sealed = book.seal(one.node, keys_of(one.tokens)[one.node.depth :], one.own)
+                    sealed = book.seal(Part(one.node, keys_of(one.tokens)[one.node.depth :], one.own))()[0]
                     assert sealed.node.depth == len(one.tokens)
                     assert not one.own
                     book.lock(sealed.node)
@@ -75,8 +75,8 @@ def test_a_page_that_was_sealed_before_replaces_the_own_copy() -> None:
     first, second = Running(book, [1, 2, 3]), Running(book, [1, 2, 4])
     first.own, second.own = book.take(3), book.take(3)
     theirs = list(first.own)
-    book.seal(first.node, keys_of(first.tokens), first.own)
-    sealed = book.seal(second.node, keys_of(second.tokens), second.own)
+    book.seal(Part(first.node, keys_of(first.tokens), first.own))()
+    (sealed,) = book.seal(Part(second.node, keys_of(second.tokens), second.own))()
     assert sealed.replaced == [(0, theirs[0]), (1, theirs[1])]
     assert sealed.node.chain()[:2] == theirs[:2]
     assert book.held == 0
@@ -112,7 +112,7 @@ def test_evicted_pages_stay_in_the_source_until_others_need_the_room() -> None:
     book = PageBook(source)
     one = Running(book, [1, 2])
     one.own = book.take(2)
-    node = book.seal(one.node, keys_of([1, 2]), one.own).node
+    node = book.seal(Part(one.node, keys_of([1, 2]), one.own))()[0].node
     chain = node.chain()
     assert book.evict(9) == 2
     assert book.match(keys_of([1, 2])).chain() == chain
@@ -132,7 +132,7 @@ def test_a_hit_takes_the_room_of_idle_pins_and_never_of_its_own_chain() -> None:
         if book.available < missing:
             book.evict(missing - book.available)
         one.own = book.take(missing)
-        sealed = book.seal(one.node, keys_of(tokens)[one.node.depth :], one.own)
+        sealed = book.seal(Part(one.node, keys_of(tokens)[one.node.depth :], one.own))()[0]
         book.unlock(one.node)
         return sealed.node.chain()
 

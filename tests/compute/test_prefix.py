@@ -19,7 +19,7 @@ from omni_flow.compute.prefix import (
     match_end,
     not_inside_media,
 )
-from omni_flow.compute.sglang.pages import PageBook
+from omni_flow.compute.sglang.pages import PageBook, Part
 from omni_flow.compute.sglang.pagesource import LocalPages
 from omni_flow.data.identity import MediaDigest, MediaSpan, Namespace, PageHash, media_digest
 
@@ -123,7 +123,8 @@ def test_a_hundred_thousand_conversations_hit_exactly_what_was_computed_before_a
             own = book.take(full - node.depth)
             for at, page in enumerate(own, node.depth):
                 meaning[page] = content[: (at + 1) * PAGE + 1]
-            sealed = book.seal(node, chain.upto(conversation.ids, len(conversation.ids), PAGE)[node.depth :], own)
+            keys = chain.upto(conversation.ids, len(conversation.ids), PAGE)[node.depth :]
+            (sealed,) = book.seal(Part(node, keys, own))()
             wrong += sealed.node.depth != full
             computed.update(content[: at * PAGE + 1] for at in range(1, full + 1))
     assert wrong == 0

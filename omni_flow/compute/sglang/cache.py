@@ -5,7 +5,7 @@ A request's pages are `last_node.chain()` (sealed, shared, locked by it) followe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence, Set
 from functools import cache
 from typing import Any
 
@@ -13,6 +13,8 @@ import numpy as np
 
 from omni_flow.compute.prefix import PageChain, match_end
 from omni_flow.compute.sglang.allocator import own_pages, to_device
+from omni_flow.compute.sglang.lookahead import Lookahead
+from omni_flow.compute.sglang.pages import Part, Sealed
 from omni_flow.compute.sglang.takeover import Takeover, current
 from omni_flow.data.identity import PageHash
 
@@ -25,6 +27,11 @@ def chain_of(request: Any) -> PageChain:
     if chain is None:
         chain = request.__dict__["omni_chain"] = PageChain(current().root_of(b""))
     return chain
+
+
+def begin_sealing(*_: Any, **__: Any) -> None:
+    """Hook before SGLang gathers the results of a batch: the manager works meanwhile."""
+    current().fixed.scheduler.tree_cache.post()
 
 
 def make_cache(context: Any) -> Any:
@@ -55,10 +62,17 @@ def _cache_class() -> type:
             self.takeover: Takeover = current()
             self.book = self.takeover.book
             self.root_node = self.book.root
+            self.lookahead = Lookahead(self.book, self._keys_of)
             self._in_page = torch.arange(self.page_size, device=self.device)
+            self._later: list[tuple[Any, bool, Part]] = []
+            self._answer: Callable[[], list[Sealed]] | None = None
 
         def reset(self) -> None:
             self.book.reset()
+
+        def _keys_of(self, request: Any) -> list[PageHash]:
+            ids = request.origin_input_ids
+            return chain_of(request).upto(ids, len(ids) - 1, self.page_size)
 
         def _slots(self, pages: Sequence[int]) -> Any:
             if not pages:
@@ -74,7 +88,7 @@ def _cache_class() -> type:
             limit = request._compute_max_prefix_len(len(tokens))
             limit = len(tokens) if limit is None else min(limit, len(tokens))
             chain = chain_of(request)
-            node = self.book.match(chain.upto(tokens, limit, self.page_size), self._known_absent(request))
+            node = self.book.match(chain.upto(tokens, limit, self.page_size), self._absent())
             found = node.depth * self.page_size
             allowed = match_end(found, chain.media, self.page_size, self.takeover.rule)
             for _ in range((found - allowed) // self.page_size):
@@ -82,48 +96,61 @@ def _cache_class() -> type:
                 node = node.parent
             return MatchResult(self._slots(node.chain()), node, node, node)
 
-        def _known_absent(self, request: Any) -> PageHash | None:
-            """A page this request would ask the source for in vain. All that wait are looked up in one call, for each
-            costs a round trip; what it says holds until the next forward."""
-            if self.takeover.fixed is None:
-                return None
-            scheduler = self.takeover.fixed.scheduler
-            now, waiting = scheduler.forward_ct, scheduler.waiting_queue
-            seen: tuple[int, PageHash | None] = request.__dict__.get("omni_absent", (-1, None))
-            if seen[0] == now or len(waiting) < 2:
-                return seen[1] if seen[0] == now else None
-            firsts: dict[int, PageHash] = {}
-            for at, other in enumerate(waiting):
-                ids = other.origin_input_ids
-                first = self.book.first_unpinned(chain_of(other).upto(ids, len(ids) - 1, self.page_size))
-                if first is not None:
-                    firsts[at] = first
-            absent = self.book.source.absent(list(dict.fromkeys(firsts.values())))
-            for at, other in enumerate(waiting):
-                first = firsts.get(at)
-                other.omni_absent = (now, first if first in absent else None)
-            seen = request.__dict__.get("omni_absent", (-1, None))
-            return seen[1]
+        def _absent(self) -> Set[PageHash]:
+            fixed = self.takeover.fixed
+            if fixed is None:
+                return frozenset()
+            return self.lookahead.absent(fixed.scheduler.waiting_queue, fixed.scheduler.forward_ct)
 
-        def _seal(self, request: Any, tokens: Any, count: int, rewrite: bool) -> Any:
-            """Publish the full pages of the first `count` tokens. Only called when the device has written them."""
-            node = request.last_node
-            keys = chain_of(request).upto(tokens, count, self.page_size)[node.depth :]
-            if not keys:
-                return node
-            sealed = self.book.seal(node, keys, own_pages(request))
-            self.takeover.counters["sealed"] += len(keys)
-            self.takeover.counters["replaced"] += len(sealed.replaced)
-            if rewrite and sealed.replaced:
+        def _seal_later(self, request: Any, tokens: Callable[[], Any], count: int, ends: bool) -> None:
+            """The full pages of the first `count` tokens are to be sealed, which the device has written."""
+            chain, node = chain_of(request), request.last_node
+            pages = count // self.page_size
+            keys = chain.keys[:pages] if pages <= len(chain.keys) else chain.upto(tokens(), count, self.page_size)
+            self._later.append((request, ends, Part(node, keys[node.depth :], own_pages(request))))
+            if ends:
+                request.__dict__["omni_own"] = []
+
+        def post(self) -> None:
+            """Begin to seal what has gathered, all requests of a batch with one call."""
+            if self._later and self._answer is None:
+                self._answer = self.book.seal(*(part for *_, part in self._later))
+
+        def settle(self) -> None:
+            """Wait until what has gathered is sealed: before anybody hears of its tokens, and looks for its pages."""
+            if not self._later:
+                return
+            self.post()
+            assert self._answer is not None
+            later, answer = self._later, self._answer
+            self._later, self._answer = [], None
+            for (request, ends, part), sealed in zip(later, answer(), strict=True):
+                self.takeover.counters["sealed"] += len(part.keys)
+                self.takeover.counters["replaced"] += len(sealed.replaced)
+                if ends:
+                    self.book.give(part.own)
+                else:
+                    self._go_on(request, sealed)
+                self.book.unlock(part.node)
+
+        def _go_on(self, request: Any, sealed: Sealed) -> None:
+            self.book.lock(sealed.node)
+            request.last_node = sealed.node
+            request.cache_protected_len = sealed.node.depth * self.page_size
+            if sealed.replaced:
                 pairs = to_device(np.asarray(sealed.replaced, np.int64), self.device)
                 columns = (pairs[:, :1] * self.page_size + self._in_page).reshape(-1)
                 slots = (pairs[:, 1:] * self.page_size + self._in_page).reshape(-1)
                 self.req_to_token_pool.req_to_token[request.req_pool_idx, columns] = slots.to(torch.int32)
-            return sealed.node
 
         def seal_prefix(self, request: Any, tokens: Any, count: int) -> Any:
             """Publish the full pages of the first `count` tokens; returns the end of the sealed chain."""
-            return self._seal(request, tokens, count, rewrite=False)
+            node = request.last_node
+            keys = chain_of(request).upto(tokens, count, self.page_size)[node.depth :]
+            (sealed,) = self.book.seal(Part(node, keys, own_pages(request)))()
+            self.takeover.counters["sealed"] += len(keys)
+            self.takeover.counters["replaced"] += len(sealed.replaced)
+            return sealed.node
 
         def session_held_tokens(self, active_pool_idxs: Any = None) -> int:
             """Tokens held outside SGLang's requests: fixed rows."""
@@ -138,26 +165,23 @@ def _cache_class() -> type:
             return 0 if fixed is None else len(fixed.sessions)
 
         def cache_finished_req(self, req: Any, is_insert: bool = True, *, kv_len_to_handle: int) -> None:
-            own = own_pages(req)
             if req.last_node is None:
                 req.last_node = self.root_node
             if is_insert:
-                self._seal(req, req.origin_input_ids + req.output_ids, kv_len_to_handle, rewrite=False)
+                self._seal_later(req, lambda: req.origin_input_ids + req.output_ids, kv_len_to_handle, ends=True)
+                return
+            own = own_pages(req)
             self.book.give(own)
             own.clear()
             self.book.unlock(req.last_node)
 
         def cache_unfinished_req(self, req: Any, chunked: bool = False) -> None:
-            tokens = req.get_fill_ids()
-            if not chunked:
+            if chunked:
                 # A middle chunk comes here when it was launched, not when it has run: nobody else may see it yet.
-                node = self._seal(req, tokens, len(tokens), rewrite=True)
-                self.book.lock(node)
-                self.book.unlock(req.last_node)
-                req.last_node = node
-                req.cache_protected_len = node.depth * self.page_size
-            row = self.req_to_token_pool.req_to_token[req.req_pool_idx, : len(tokens)]
-            req.prefix_indices = row.to(torch.int64, copy=True)
+                row = self.req_to_token_pool.req_to_token[req.req_pool_idx, : req.extend_range.end]
+                req.prefix_indices = row.to(torch.int64, copy=True)
+            else:
+                self._seal_later(req, req.get_fill_ids, req.extend_range.end, ends=False)
 
         def evict(self, params: Any) -> Any:
             pages = -(-params.num_tokens // self.page_size)

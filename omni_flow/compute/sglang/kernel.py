@@ -158,7 +158,7 @@ class SGLangEngine:
             )
         sampling = request.sampling
         named = (*sampling.logit_bias, *(token for word in sampling.bad_words for token in word))
-        highest, lowest = max(*layout.ids, *named), min(*layout.ids, *named)
+        highest, lowest = max([*layout.ids, *named]), min([*layout.ids, *named])
         if lowest < 0 or highest >= self.ready.vocabulary:
             raise BadRequest(f"token ids {lowest} to {highest}", f"the vocabulary has {self.ready.vocabulary}")
         if any(rows.shape[1] != self.ready.hidden for rows in layout.embeddings):

@@ -13,7 +13,8 @@ An idle pin is SGLang's "evictable", a locked one its "protected". The source pr
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
+from itertools import islice
 from typing import Final, NamedTuple, Protocol
 
 from omni_flow.compute.errors import ComputeError
@@ -35,17 +36,18 @@ class PageSource(Protocol):
     def give(self, pages: Sequence[int]) -> None:
         """Return leased pages. The device has finished with them."""
 
-    def seal(self, pages: Sequence[int], keys: Sequence[PageHash]) -> list[int]:
-        """Publish leased pages under their keys and pin them.
+    def seal(self, pages: Sequence[int], keys: Sequence[PageHash]) -> Callable[[], list[int]]:
+        """Publish leased pages under their keys, which are distinct, and pin them. Others find them once what this
+        returns has been called.
 
-        Returns per key the page that holds it now. Where it is another than the given one the key was there already:
+        That gives per key the page that holds it now. Where it is another than the given one the key was there already:
         that page is pinned and the given one stays leased.
         """
 
     def known(self, keys: Sequence[PageHash]) -> int:
         """How many pages `find` would find now."""
 
-    def absent(self, keys: Sequence[PageHash]) -> set[PageHash]:
+    def absent(self, keys: Sequence[PageHash]) -> Callable[[], set[PageHash]]:
         """Those of `keys`, of whatever sequences, that `find` would not find now."""
 
     def find(self, keys: Sequence[PageHash]) -> list[int]:
@@ -77,6 +79,14 @@ class Node:
             node = node.parent
         pages.reverse()
         return pages
+
+
+class Part(NamedTuple):
+    """Pages of one sequence to be sealed: the first `len(keys)` pages of `own`, which follow `node`."""
+
+    node: Node
+    keys: Sequence[PageHash]
+    own: list[int]
 
 
 class Sealed(NamedTuple):
@@ -173,24 +183,23 @@ class PageBook:
             node = child
         return None
 
-    def match(self, keys: Sequence[PageHash], absent: PageHash | None = None) -> Node:
+    def match(self, keys: Sequence[PageHash], absent: Set[PageHash] = frozenset()) -> Node:
         """The end of the longest prefix of `keys` that is there; what was not pinned before is pinned now and idle.
 
         Args:
-            absent: a key which the source is known not to have.
+            absent: keys which the source is known not to have.
         """
         node = self.root
         for at, key in enumerate(keys):
             child = node.children.get(key)
             if child is None:
-                if key == absent:
-                    return node
-                rest = keys[at:]
-                for found, page in zip(rest, self._find(node, rest), strict=False):
-                    node = self._add(node, found, page)
-                return node
-            self._touch(child)
+                if key not in absent:
+                    rest = keys[at:]
+                    for found, page in zip(rest, self._find(node, rest), strict=False):
+                        node = self._add(node, found, page)
+                break
             node = child
+        self._touch(node)
         return node
 
     def _find(self, node: Node, keys: Sequence[PageHash]) -> list[int]:
@@ -205,31 +214,49 @@ class PageBook:
                 room = max(0, self.available - self.leased)
         return self.source.find(keys[:room]) if room else []
 
-    def seal(self, node: Node, keys: Sequence[PageHash], own: list[int]) -> Sealed:
-        """Publish the first `len(keys)` pages of `own`, which follow `node`; they leave `own`.
+    def seal(self, *parts: Part) -> Callable[[], list[Sealed]]:
+        """Publish pages of several sequences with one call of the source; they leave their `own`.
 
         A page whose key exists already is replaced by the existing one and goes back to the lease: two copies of one
         page are not bit-equal, and every engine must read the same.
+
+        Returns:
+            waits until others can find them and says what became of each part. Call it before anything else is done
+            with the book.
         """
-        taken = own[: len(keys)]
-        del own[: len(keys)]
+        taken: list[list[int]] = []
+        fresh: dict[PageHash, int] = {}
+        for node, keys, own in parts:
+            pages = own[: len(keys)]
+            del own[: len(keys)]
+            taken.append(pages)
+            there: Node | None = node
+            for key, page in zip(keys, pages, strict=True):
+                there = there.children.get(key) if there is not None else None
+                if there is None:
+                    fresh.setdefault(key, page)
+        answer = self.source.seal(list(fresh.values()), list(fresh)) if fresh else None
+
+        def finish() -> list[Sealed]:
+            where = dict(zip(fresh, answer(), strict=True)) if answer is not None else {}
+            return [self._sealed(part.node, part.keys, pages, where) for part, pages in zip(parts, taken, strict=True)]
+
+        return finish
+
+    def _sealed(self, node: Node, keys: Sequence[PageHash], pages: list[int], where: dict[PageHash, int]) -> Sealed:
+        """Enter one sequence of which `pages` were to be sealed and each key is in the tree or in `where`."""
         replaced: list[tuple[int, int]] = []
         spare: list[int] = []
-        at = 0
-        while at < len(keys) and (child := node.children.get(keys[at])) is not None:
-            replaced.append((node.depth, child.page))
-            spare.append(taken[at])
-            self._touch(child)
+        for key, mine in zip(keys, pages, strict=True):
+            child = node.children.get(key)
+            if child is None:
+                child = self._add(node, key, where[key])
+                self.held -= child.page == mine
+            if child.page != mine:
+                replaced.append((node.depth, child.page))
+                spare.append(mine)
             node = child
-            at += 1
-        if at < len(keys):
-            for key, mine, page in zip(keys[at:], taken[at:], self.source.seal(taken[at:], keys[at:]), strict=True):
-                if page != mine:
-                    replaced.append((node.depth, page))
-                    spare.append(mine)
-                else:
-                    self.held -= 1
-                node = self._add(node, key, page)
+        self._touch(node)
         self.give(spare)
         return Sealed(node, replaced)
 
@@ -252,18 +279,14 @@ class PageBook:
             node = node.parent
 
     def evict(self, count: int) -> int:
-        """Unpin `count` idle pages, least recently used ends of chains first; returns how many there were.
+        """Unpin `count` idle pages, least recently used chains first, each from its end; returns how many there were.
 
         They stay in the pool for whoever finds them; what is dropped from memory is the manager's decision.
         """
         gone: list[int] = []
-        while len(gone) < count:
-            leaves = [node for node in self._idle if not node.children]
-            if not leaves:
-                break
-            for leaf in leaves[: count - len(gone)]:
-                self._drop(leaf)
-                gone.append(leaf.page)
+        for node in list(islice(self._idle, count)):
+            self._drop(node)
+            gone.append(node.page)
         if gone:
             self.source.unpin(gone)
         return len(gone)
@@ -289,6 +312,9 @@ class PageBook:
             wrong.append(f"{self.locked} locked and {len(self._idle)} idle of {self.pinned} pinned")
         if len({node.page for node in nodes}) != len(nodes) or {node.page for node in nodes} & set(self._lease):
             wrong.append("a page stands in two places")
+        order = {node: at for at, node in enumerate(self._idle)}
+        if any(order.get(child, -1) > at for node, at in order.items() for child in node.children.values()):
+            wrong.append("an idle page would go before one that follows it")
         if self.available < 0:
             wrong.append(f"{self.held} held and {self.pinned} pinned of {self.source.quota}")
         return wrong
@@ -300,12 +326,17 @@ class PageBook:
         return node
 
     def _touch(self, node: Node) -> None:
-        if node.locks == 0:
-            del self._idle[node]
-            self._idle[node] = None
+        """The chain up to `node` was used. Its end comes first, here as in `unlock`: so in the order of `_idle` a page
+        stands before those it follows, and what `evict` takes from the front has no children."""
+        while node.parent is not None:
+            if node.locks == 0:
+                del self._idle[node]
+                self._idle[node] = None
+            node = node.parent
 
     def _drop(self, leaf: Node) -> None:
         del self._idle[leaf]
+        assert not leaf.children
         assert leaf.parent is not None
         assert leaf.key is not None
         del leaf.parent.children[leaf.key]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from omni_flow.compute.errors import ComputeError
-from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.identity import PageHash
+from omni_flow.data.kv_client import Stored, commit_request, stored_of
 from omni_flow.data.messages import L1
+from omni_flow.data.posting_client import Answer, PostingClient, abort_request, probe_request, tiers_of, unpin_request
 from omni_flow.data.protocol import MAX_BATCH
 
 
@@ -38,20 +39,21 @@ class LocalPages:
     def give(self, pages: Sequence[int]) -> None:
         self._free.extend(reversed(pages))
 
-    def seal(self, pages: Sequence[int], keys: Sequence[PageHash]) -> list[int]:
+    def seal(self, pages: Sequence[int], keys: Sequence[PageHash]) -> Callable[[], list[int]]:
         kept = []
         for page, key in zip(pages, keys, strict=True):
             there = self._pages.setdefault(key, page)
             self._keys[there] = key
             self._pins[there] = self._pins.get(there, 0) + 1
             kept.append(there)
-        return kept
+        return lambda: kept
 
     def known(self, keys: Sequence[PageHash]) -> int:
         return next((at for at, key in enumerate(keys) if key not in self._pages), len(keys))
 
-    def absent(self, keys: Sequence[PageHash]) -> set[PageHash]:
-        return {key for key in keys if key not in self._pages}
+    def absent(self, keys: Sequence[PageHash]) -> Callable[[], set[PageHash]]:
+        missing = {key for key in keys if key not in self._pages}
+        return lambda: missing
 
     def find(self, keys: Sequence[PageHash]) -> list[int]:
         found = []
@@ -79,7 +81,8 @@ class LocalPages:
 class PoolPages:
     """Pages of a KV pool of the node's memory manager: its L1 slots, shared with every other engine of the node.
 
-    Everything leased or pinned goes back when the connection ends.
+    Everything leased or pinned goes back when the connection ends. What nothing here depends on is posted: the thread
+    waits for leases, look-ups and, once per batch, for what became of the pages it sealed.
 
     Args:
         client: a connection of its own; its quota in `pool` must be at least `quota` and one lot (equal pages that
@@ -87,7 +90,7 @@ class PoolPages:
         quota: pages.
     """
 
-    def __init__(self, client: MemoryManagerClient, pool: str, quota: int, *, patience: float = 5.0) -> None:
+    def __init__(self, client: PostingClient, pool: str, quota: int, *, patience: float = 5.0) -> None:
         self.quota = quota
         self.pool = pool
         self._client = client
@@ -104,30 +107,34 @@ class PoolPages:
 
     def give(self, pages: Sequence[int]) -> None:
         for token, positions in _grouped(self._leased.pop(page) for page in pages).items():
-            self._client.abort(self.pool, token, positions=positions)
+            self._client.post(abort_request(self.pool, token, positions))
 
-    def seal(self, pages: Sequence[int], keys: Sequence[PageHash]) -> list[int]:
-        named = dict(zip(pages, keys, strict=True))
-        by_token: dict[int, list[int]] = {}
-        for page in pages:
-            by_token.setdefault(self._leased[page][0], []).append(page)
-        where: dict[PageHash, int] = {}
+    def seal(self, pages: Sequence[int], keys: Sequence[PageHash]) -> Callable[[], list[int]]:
+        by_token: dict[int, list[tuple[int, int, PageHash]]] = {}
+        for page, key in zip(pages, keys, strict=True):
+            token, position = self._leased[page]
+            by_token.setdefault(token, []).append((page, position, key))
+        asked: list[tuple[list[tuple[int, int, PageHash]], Answer[Stored]]] = []
         for token, mine in by_token.items():
-            stored = self._client.commit(
-                self.pool,
-                token,
-                [named[page] for page in mine],
-                positions=[self._leased[page][1] for page in mine],
-                pin=True,
-                keep_duplicates=True,
-            )
-            answers = zip(mine, stored.status.tolist(), stored.slots.tolist(), strict=True)
-            for at, (page, duplicate, slot) in enumerate(answers):
-                where[named[page]] = slot
-                self._pins.setdefault(slot, []).append((stored.lease, at))
-                if not duplicate:
-                    del self._leased[page]
-        return [where[key] for key in keys]
+            for start in range(0, len(mine), MAX_BATCH):
+                batch = mine[start : start + MAX_BATCH]
+                positions = [position for _, position, _ in batch]
+                request = commit_request(self.pool, token, [key for *_, key in batch], positions, True, True)
+                asked.append((batch, self._client.post(request, stored_of)))
+
+        def finish() -> list[int]:
+            where: dict[PageHash, int] = {}
+            for batch, answer in asked:
+                stored = answer()
+                answers = zip(batch, stored.status.tolist(), stored.slots.tolist(), strict=True)
+                for at, ((page, _, key), duplicate, slot) in enumerate(answers):
+                    where[key] = slot
+                    self._pins.setdefault(slot, []).append((stored.lease, at))
+                    if not duplicate:
+                        del self._leased[page]
+            return [where[key] for key in keys]
+
+        return finish
 
     def find(self, keys: Sequence[PageHash]) -> list[int]:
         found: list[int] = []
@@ -143,23 +150,28 @@ class PoolPages:
         return found
 
     def known(self, keys: Sequence[PageHash]) -> int:
-        tiers = self._tiers(keys)
+        tiers = self._tiers(keys)()
         return next((at for at, tier in enumerate(tiers) if not tier & L1), len(tiers))
 
-    def absent(self, keys: Sequence[PageHash]) -> set[PageHash]:
-        return {key for key, tier in zip(keys, self._tiers(keys), strict=True) if not tier & L1}
-
-    def _tiers(self, keys: Sequence[PageHash]) -> list[int]:
-        tiers: list[int] = []
-        for start in range(0, len(keys), MAX_BATCH):
-            tiers += self._client.probe(self.pool, keys[start : start + MAX_BATCH]).tolist()
-        return tiers
-
-    def lower(self, keys: Sequence[PageHash]) -> list[PageHash]:
-        """Those of the longest prefix of `keys` that is in some tier which are not in L1."""
+    def absent(self, keys: Sequence[PageHash]) -> Callable[[], set[PageHash]]:
         tiers = self._tiers(keys)
-        end = tiers.index(0) if 0 in tiers else len(tiers)
-        return [key for key, tier in zip(keys[:end], tiers[:end], strict=True) if not tier & L1]
+        return lambda: {key for key, tier in zip(keys, tiers(), strict=True) if not tier & L1}
+
+    def lower(self, keys: Sequence[PageHash]) -> Callable[[], dict[int, int]]:
+        """Those of the longest prefix of `keys` that is in some tier which are not in L1: place → tiers."""
+        asked = self._tiers(keys)
+
+        def finish() -> dict[int, int]:
+            tiers = asked()
+            end = tiers.index(0) if 0 in tiers else len(tiers)
+            return {at: tier for at, tier in enumerate(tiers[:end]) if not tier & L1}
+
+        return finish
+
+    def _tiers(self, keys: Sequence[PageHash]) -> Callable[[], list[int]]:
+        batches = (keys[start : start + MAX_BATCH] for start in range(0, len(keys), MAX_BATCH))
+        asked = [self._client.post(probe_request(self.pool, batch), tiers_of) for batch in batches]
+        return lambda: [tier for answer in asked for tier in answer().tolist()]
 
     def unpin(self, pages: Sequence[int]) -> None:
         gone = []
@@ -169,7 +181,7 @@ class PoolPages:
             if not held:
                 del self._pins[page]
         for lease, positions in _grouped(gone).items():
-            self._client.unpin(self.pool, lease, positions=positions)
+            self._client.post(unpin_request(self.pool, lease, positions))
 
 
 def _grouped(pairs: Iterable[tuple[int, int]]) -> dict[int, list[int]]:

@@ -23,6 +23,7 @@ from omni_flow.compute.sglang import (
 )
 
 VERSION: Final = "0.5.17"
+OUTPUT: Final = "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer"
 SAMPLER: Final = "pytorch"
 PREFILL_GRAPHS: Final = "DeepseekV2ForCausalLM"
 
@@ -37,6 +38,7 @@ def hooks() -> list[tuple[str, str, Callable[..., Any]]]:
         (kv + "allocation.alloc_for_extend", "BEFORE", allocator.remember_batch),
         (kv + "allocation.alloc_for_decode", "BEFORE", allocator.remember_batch),
         ("sglang.srt.model_loader.loader.get_model_loader", "AROUND", shared_weights.wrap_loader),
+        (OUTPUT + ".stream_output", "BEFORE", cache.begin_sealing),
         *batch_sampling.hooks(),
         *fixed_rows.hooks(),
     ]

@@ -8,9 +8,11 @@ from __future__ import annotations
 import select
 import time
 from array import array
+from collections.abc import Callable
 from functools import cache
-from http import HTTPStatus
 from typing import Any, Final
+
+import numpy as np
 
 from omni_flow.compute.errors import ComputeError
 from omni_flow.compute.prefix import PageChain
@@ -126,16 +128,26 @@ def to_sglang(message: Generate) -> Any:
         top_logprobs_num=logprobs or 0,
         token_ids_logprob=None,
         stream=True,
-        priority=message.priority,
         positional_embed_overrides=overrides,
     )
 
 
-class Outlet:
-    """Where SGLang sends results: turns them into messages. It has the method of SGLang's sender."""
+def chain_for(message: Generate) -> PageChain:
+    """An empty chain for the pages of a request."""
+    media = [MediaSpan(m.start, m.length, MediaDigest(m.digest)) for m in message.media]
+    return PageChain(current().root_of(message.tenant), media)
 
-    def __init__(self, inlet: Inlet) -> None:
+
+class Outlet:
+    """Where SGLang sends results: turns them into messages. It has the method of SGLang's sender.
+
+    Args:
+        settle: called before tokens go out: the pages they were computed with are to be found by then.
+    """
+
+    def __init__(self, inlet: Inlet, settle: Callable[[], None]) -> None:
         self._inlet = inlet
+        self._settle = settle
         self.requests: dict[str, Generate] = {}
         self._prompt: dict[str, list[float]] = {}
 
@@ -147,6 +159,7 @@ class Outlet:
             out: list[FromEngine] = []
             for at, rid in enumerate(output.rids):
                 self._one(output, at, rid, out)
+            self._settle()
             if out:
                 self._inlet.send(*out)
         elif kind not in ("FreezeGCReq", "HealthCheckOutput", "FlushCacheReqOutput"):
@@ -156,8 +169,7 @@ class Outlet:
         asked = self.requests.pop(rid, None)
         if asked is not None:
             message = str(reason.get("message") or reason)
-            full = reason.get("status_code") == HTTPStatus.SERVICE_UNAVAILABLE
-            kind = "EngineFull" if full else "BadRequest"
+            kind = "EngineFull" if "queue is full" in message else "BadRequest"
             self._inlet.send(Refused(asked.number, kind, message, ""))
 
     def _one(self, output: Any, at: int, rid: str, out: list[FromEngine]) -> None:
@@ -222,9 +234,12 @@ def scheduler_class() -> type:
         """See the module. `inlet` is set on the class before one is made: SGLang's constructor does everything."""
 
         inlet: Inlet
+        _chains: dict[str, PageChain]
+        _lower: dict[str, Callable[[], dict[int, int]]]
 
         def init_ipc_channels(self, port_args: Any) -> None:
-            self.outlet = Outlet(self.inlet)
+            self.outlet = Outlet(self.inlet, lambda: self.tree_cache.settle())
+            self._chains, self._lower = {}, {}
             self.load_snapshot_writer = None
             self.recv_from_tokenizer = self._pull
             self.ipc_channels = SchedulerIpcChannels(
@@ -247,6 +262,7 @@ def scheduler_class() -> type:
             """Messages since the last call, as SGLang's."""
             out: list[Any] = []
             fixed: list[FixedStep] = []
+            new: list[Generate] = []
             self._loaded()
             messages = self.inlet.poll()
             if messages or self.last_batch is not None:
@@ -257,6 +273,7 @@ def scheduler_class() -> type:
                     request.sampling_params.normalize(self.tokenizer)
                     self.outlet.requests[request.rid] = message
                     out.append(request)
+                    new.append(message)
                 elif isinstance(message, Cancel):
                     # nothing of it goes out any more; its last step may still be running
                     if self.outlet.requests.pop(rid_of(message.number), None) is not None:
@@ -269,11 +286,42 @@ def scheduler_class() -> type:
                     self.inlet.send(Stats(message.number, self.counts()))
                 elif isinstance(message, Shutdown):
                     out.append(ShutdownReq())
+            if new:
+                self._expect(new)
             if fixed:
                 self._fixed_steps(fixed)
             if self.inlet.closed:
                 out.append(ShutdownReq())
             return out
+
+        def _expect(self, new: list[Generate]) -> None:
+            """Name the pages of requests that have come and have them looked up, while SGLang takes the requests in."""
+            takeover = current()
+            source = takeover.book.source
+            for message in new:
+                chain = chain_for(message)
+                ids = np.frombuffer(message.ids, np.int64)
+                chain.upto(ids, len(ids) - 1, takeover.page_size)
+                self._chains[rid_of(message.number)] = chain
+                if takeover.loader is not None and isinstance(source, PoolPages):
+                    self._lower[rid_of(message.number)] = source.lower(chain.keys)
+            self.tree_cache.lookahead.ask((chain.keys for chain in self._chains.values()), self.forward_ct)
+
+        def process_input_requests(self, recv_reqs: list[Any]) -> None:
+            super().process_input_requests(recv_reqs)
+            self._chains.clear()  # who was refused needs none
+            self._lower.clear()
+
+        def get_next_batch_to_run(self, *arguments: Any, **named: Any) -> Any:
+            plan = super().get_next_batch_to_run(*arguments, **named)
+            batch = plan.batch_to_run
+            if self.waiting_queue and batch is not None and batch.forward_mode.is_extend():
+                self.tree_cache.lookahead.ask_for(self.waiting_queue, self.forward_ct + 1)
+            return plan
+
+        def process_batch_result(self, batch: Any, result: Any) -> None:
+            super().process_batch_result(batch, result)
+            self.tree_cache.settle()
 
         def _fixed_session(self, message: FixedOpen | FixedClose) -> None:
             sessions = current().fixed
@@ -302,8 +350,8 @@ def scheduler_class() -> type:
             message = self.outlet.requests.get(req.rid)
             if message is not None and "omni_chain" not in req.__dict__:
                 takeover = current()
-                media = [MediaSpan(m.start, m.length, MediaDigest(m.digest)) for m in message.media]
-                req.omni_chain = PageChain(takeover.root_of(message.tenant), media)
+                # one that waited for its grammar comes later
+                req.omni_chain = self._chains.get(req.rid) or chain_for(message)
                 req.omni_sampling = message.sampling
                 if message.steps is not None:
                     step_hook.begin(takeover.steps, req, message.steps)
@@ -325,9 +373,9 @@ def scheduler_class() -> type:
                 return False
             tokens = req.origin_input_ids
             keys = req.omni_chain.upto(tokens, len(tokens) - 1, takeover.page_size)
-            missing = source.lower(keys)
+            missing = (self._lower.get(req.rid) or source.lower(keys))()
             if missing:
-                takeover.loader.order(req, missing)
+                takeover.loader.order(req, [keys[at] for at in missing])
             return bool(missing)
 
         def _loaded(self) -> None:
@@ -335,7 +383,10 @@ def scheduler_class() -> type:
             loader = current().loader
             if loader is None:
                 return
-            for request in loader.ready():
+            ready = loader.ready()
+            if ready:
+                self.tree_cache.lookahead.forget()
+            for request in ready:
                 if request.rid in self.outlet.requests:  # else it was cancelled meanwhile
                     super()._add_request_to_queue(request)
 

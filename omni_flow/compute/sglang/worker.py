@@ -30,6 +30,7 @@ from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.device_arena import DeviceArena
 from omni_flow.data.errors import DataError
 from omni_flow.data.identity import Namespace
+from omni_flow.data.posting_client import PostingClient
 from omni_flow.models.families import family_of
 
 SHAPING: Final = ("attention_backend", "moe_runner_backend", "quantization", "dtype")
@@ -59,7 +60,7 @@ def _takeover(config: EngineConfig) -> takeover.Takeover:
     if not config.manager:
         source = LocalPages(quota)
         return takeover.Takeover(PageBook(source), config.page_size, namespace_of(config), cpu)
-    client = MemoryManagerClient(
+    client = PostingClient(
         config.manager, name=f"engine {os.getpid()}", role="engine", quotas={config.pool: quota + LOT}
     )
     info = next((info for info in client.welcome.pools if info.name == config.pool), None)

@@ -1,0 +1,65 @@
+"""Requests that are sent before earlier ones were answered."""
+
+from __future__ import annotations
+
+import pytest
+
+from omni_flow.data.errors import BadToken, Disconnected
+from omni_flow.data.kv_client import commit_request, stored_of
+from omni_flow.data.posting_client import PostingClient, abort_request, probe_request, tiers_of, unpin_request
+
+from .conftest import Make, keys
+
+
+def test_posted_requests_take_effect_in_order_and_their_answers_are_read_when_wanted(manager: Make) -> None:
+    with PostingClient(manager().path) as client:
+        room = client.reserve("kv", 8)
+        names = keys(8)
+        before = client.post(probe_request("kv", names), tiers_of)
+        first = client.post(commit_request("kv", room.token, names[:4], range(4), True, True), stored_of)
+        second = client.post(commit_request("kv", room.token, names[4:], range(4, 8), True, True), stored_of)
+        after = client.post(probe_request("kv", names), tiers_of)
+        assert client.lookup("kv", names, pin=False).pages == 8  # a call in between
+        assert after().tolist() == [1] * 8
+        assert before().tolist() == [0] * 8
+        assert [*first().slots, *second().slots] == room.slots.tolist()
+        for stored in (first(), second()):
+            client.post(unpin_request("kv", stored.lease, range(4)))
+        assert client.drop("kv", names).tolist() == [1] * 8
+        assert client.check() == []
+
+
+def test_answers_that_nobody_reads_are_taken_in(manager: Make) -> None:
+    with PostingClient(manager().path) as client:
+        room = client.reserve("kv", 200)
+        for at in range(200):
+            client.post(abort_request("kv", room.token, [at]))
+        for _ in range(5000):
+            client.post(probe_request("kv", keys(1)), tiers_of)
+        assert client.reserve("kv", 200).slots.size == 200
+
+
+def test_a_failure_whose_answer_nobody_reads_is_told_by_the_next_request(manager: Make) -> None:
+    with PostingClient(manager().path) as client:
+        client.post(unpin_request("kv", 12345, [0]))
+        client.ping()
+        with pytest.raises(BadToken, match="12345"):
+            client.post(probe_request("kv", keys(1)), tiers_of)
+
+
+def test_a_failure_is_told_where_its_answer_is_read_and_only_there(manager: Make) -> None:
+    with PostingClient(manager().path) as client:
+        wrong = client.post(commit_request("kv", 12345, keys(1), [0], True, True), stored_of)
+        right = client.post(probe_request("kv", keys(1)), tiers_of)
+        assert right().tolist() == [0]
+        with pytest.raises(BadToken, match="12345"):
+            wrong()
+
+
+def test_the_answers_of_a_server_that_has_died_do_not_come(manager: Make) -> None:
+    made = manager()
+    client = PostingClient(made.path)
+    made.kill()
+    with pytest.raises(Disconnected):
+        client.post(probe_request("kv", keys(1)), tiers_of)()
+    client.close()
