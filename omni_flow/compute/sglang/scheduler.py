@@ -10,6 +10,7 @@ import time
 from array import array
 from collections.abc import Callable
 from functools import cache
+from http import HTTPStatus
 from typing import Any, Final
 
 import numpy as np
@@ -128,6 +129,7 @@ def to_sglang(message: Generate) -> Any:
         top_logprobs_num=logprobs or 0,
         token_ids_logprob=None,
         stream=True,
+        priority=message.priority,
         positional_embed_overrides=overrides,
     )
 
@@ -169,7 +171,8 @@ class Outlet:
         asked = self.requests.pop(rid, None)
         if asked is not None:
             message = str(reason.get("message") or reason)
-            kind = "EngineFull" if "queue is full" in message else "BadRequest"
+            full = reason.get("status_code") == HTTPStatus.SERVICE_UNAVAILABLE
+            kind = "EngineFull" if full else "BadRequest"
             self._inlet.send(Refused(asked.number, kind, message, ""))
 
     def _one(self, output: Any, at: int, rid: str, out: list[FromEngine]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from omni_flow.compute.errors import EngineFailed
 from omni_flow.compute.steps import StepHook, StepRow
 
 
@@ -77,6 +78,18 @@ def after_sampling(steps: Steps | None, output: Any, batch: Any, tokens: Any) ->
     return tokens
 
 
+def token_embedding(model: Any) -> Any:
+    """The module that makes rows of token ids. Not every model of SGLang has a method for it."""
+    if hasattr(model, "get_input_embeddings"):
+        return model.get_input_embeddings()
+    from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+
+    found = [m for m in model.modules() if isinstance(m, VocabParallelEmbedding) and not isinstance(m, ParallelLMHead)]
+    if len(found) != 1:
+        raise EngineFailed(f"{type(model).__name__} has {len(found)} token embeddings", "give it get_input_embeddings")
+    return found[0]
+
+
 def put_in(where: str, runner: Any) -> Steps:
     """Make the hook named by `module:name` for a loaded model, and let the model's decode steps read its embeddings."""
     module, _, name = where.partition(":")
@@ -86,7 +99,7 @@ def put_in(where: str, runner: Any) -> Steps:
     model = runner.model
     rows = runner.req_to_token_pool.req_to_token.shape[0]
     steps = Steps(make(model), rows, runner.model_config.hidden_size, runner.dtype, runner.device)
-    original, embed = model.forward, model.get_input_embeddings()
+    original, embed = model.forward, token_embedding(model)
 
     def forward(input_ids: Any, positions: Any, forward_batch: Any, *more: Any, **named: Any) -> Any:
         if forward_batch.forward_mode.is_decode() and named.get("input_embeds") is None:
