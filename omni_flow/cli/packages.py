@@ -71,7 +71,7 @@ def engine_packages(gpu: bool) -> tuple[Package, ...]:
     except importlib.metadata.PackageNotFoundError:
         return ()
     by_name = {canonicalize_name(r.name): r for r in declared if r.marker is None}
-    wanted = [by_name[name] for name in (ENGINE_ON_GPU if gpu else ENGINE) if name in by_name]
+    wanted = [by_name[name] for name in map(canonicalize_name, ENGINE_ON_GPU if gpu else ENGINE) if name in by_name]
     for requirement in wanted:
         if requirement.name == "torch" and not gpu:
             requirement.specifier = SpecifierSet(str(requirement.specifier).replace("==", ">="))

@@ -74,8 +74,12 @@ def read_tensors(folder: str | Path) -> dict[str, TensorInfo]:
     return found
 
 
-def check_tensors(folder: str | Path, expected: Mapping[str, tuple[int, ...]]) -> None:
+def check_tensors(folder: str | Path, expected: Mapping[str, tuple[int, ...]], unread: tuple[str, ...] = ()) -> None:
     """See that a checkpoint has exactly the tensors of its model.
+
+    Args:
+        expected: name → shape.
+        unread: endings of names that it may have besides.
 
     Raises:
         BadCheckpoint: names what is missing, unknown, of another shape or not a float; the first few of each.
@@ -89,7 +93,7 @@ def check_tensors(folder: str | Path, expected: Mapping[str, tuple[int, ...]]) -
             wrong.append(f"{what}: {', '.join(names[:5])}{more}")
 
     report("missing", sorted(set(expected) - set(found)))
-    report("unknown", sorted(set(found) - set(expected)))
+    report("unknown", sorted(name for name in found if name not in expected and not name.endswith(unread)))
     both = sorted(set(found) & set(expected))
     report(
         "misshaped",

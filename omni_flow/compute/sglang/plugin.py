@@ -5,6 +5,7 @@ It does nothing in a process that has no `Takeover`, so plain SGLang runs beside
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
@@ -92,18 +93,37 @@ def allow_prefill_graphs() -> None:
         listed.append(PREFILL_GRAPHS)
 
 
-def verify(scheduler: Any) -> None:
-    """See that every take-over took effect in a scheduler that has started; SGLang itself only logs failures.
+def in_force(target: str, function: Callable[..., Any]) -> bool:
+    """Whether what SGLang finds under `target` now is `function`, or a wrapper that calls it."""
+    try:
+        found = pkgutil.resolve_name(target)
+    except (ImportError, AttributeError):
+        return False
+    while found is not None:
+        cells = getattr(found, "__closure__", None) or ()
+        if found is function or any(cell.cell_contents is function for cell in cells):
+            return True
+        found = getattr(found, "__wrapped__", None)
+    return False
+
+
+def verify_hooks() -> None:
+    """See that every hook is in force; SGLang itself only logs what it could not put in.
 
     Raises:
-        HookFailed: names what did not.
+        HookFailed: names those that are not.
     """
-    from sglang.srt.plugins.hook_registry import HookRegistry
-
-    wanted = {target for target, _, _ in hooks()}
-    missing = sorted(wanted - HookRegistry._patched)
+    missing = sorted(target for target, _, function in hooks() if not in_force(target, function))
     if missing:
         raise HookFailed(f"SGLang did not take these hooks: {', '.join(missing)}", f"is this sglang {VERSION}?")
+
+
+def verify(scheduler: Any) -> None:
+    """See that a scheduler that has started has our parts.
+
+    Raises:
+        HookFailed: names what it has not.
+    """
     runner = scheduler.tp_worker.model_runner
     found = {
         "prefix cache": (scheduler.tree_cache, "OmniCache"),

@@ -126,8 +126,9 @@ def start(config: EngineConfig, inlet: Inlet) -> Any:
     """
     model = read_config(config.model)
     family = family_of(model)
-    if family.tensors is not None and config.load_format != "dummy":
-        check_tensors(config.model, family.tensors(model))
+    quantised = "quantization_config" in model  # other tensors, of other types
+    if family.tensors is not None and config.load_format != "dummy" and not quantised:
+        check_tensors(config.model, family.tensors(model), family.unread)
     if config.threads:
         os.environ["OMP_NUM_THREADS"] = str(config.threads)
     # SGLang would wrap what it hands over for a socket; here nothing leaves the process.
@@ -147,7 +148,9 @@ def start(config: EngineConfig, inlet: Inlet) -> Any:
     mine.rule = family.rule
     mine.tail_graph = config.tail_graph
     takeover.install(mine)
+    plugin.check_versions()
     load_plugins()
+    plugin.verify_hooks()
     from sglang.srt.entrypoints.engine import _set_envs_and_config
     from sglang.srt.runtime_context import publish
     from sglang.srt.server_args import PortArgs, ServerArgs
@@ -182,7 +185,7 @@ def serve(fd: int, config: EngineConfig) -> int:
     inlet.send(
         Ready(
             scheduler.max_total_num_tokens,
-            scheduler.max_req_input_len,
+            scheduler.max_req_input_len - 1,  # SGLang refuses from there on
             model.vocab_size,
             model.hidden_size,
             scheduler.page_size,
