@@ -18,8 +18,8 @@ PAGE = 16
 
 
 @asynccontextmanager
-async def engine_of(model: str, **more: Any) -> AsyncIterator[SGLangEngine]:
-    config = EngineConfig(model=str(kit.GOLDENS / model), page_size=PAGE, max_tokens=2048, **more)
+async def engine_of(model: str, page_size: int = PAGE, **more: Any) -> AsyncIterator[SGLangEngine]:
+    config = EngineConfig(model=str(kit.GOLDENS / model), page_size=page_size, max_tokens=2048, **more)
     async with SGLangEngine(config) as engine:
         yield engine
 
@@ -85,5 +85,26 @@ def test_a_whole_prefill_gives_what_chunks_give_and_eviction_changes_nothing() -
             again = await kit.answer(engine, kit.greedy(long, 5))
             assert again.end.cached_tokens == 0
             assert again.tokens == tokens
+
+    asyncio.run(run())
+
+
+@pytest.mark.long
+def test_a_prompt_may_be_cached_up_to_any_of_its_tokens() -> None:
+    page = 2
+
+    async def run() -> None:
+        oracle = kit.oracle(kit.GOLDENS / "deepseek_v2_lite")
+        long, other = prompts(40)[0], prompts(40, seed=6)[0]
+        tokens, logits = kit.oracle_greedy(oracle, long, 4)
+        async with engine_of("deepseek_v2_lite", page) as engine:
+            for cached in range(len(long) + 1):
+                tenant = bytes([cached])
+                await kit.answer(engine, kit.greedy(long[:cached] + other, 1, tenant=tenant))
+                for hit in (cached // page * page, len(long) - page):
+                    got = await kit.answer(engine, kit.greedy(long, 4, logits=True, tenant=tenant))
+                    assert got.tokens == tokens
+                    np.testing.assert_allclose(got.logits, logits, rtol=1e-4, atol=1e-4)
+                    assert got.end.cached_tokens == min(hit, len(long) - page)
 
     asyncio.run(run())

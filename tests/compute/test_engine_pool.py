@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import engine_kit as kit
+import msgspec
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from omni_flow.compute.checkpoint import read_config
-from omni_flow.compute.errors import EngineDied, EngineFailed, PromptTooLong
+from omni_flow.compute.errors import BadCheckpoint, ComputeError, EngineDied, PromptTooLong
 from omni_flow.compute.kv_layout import kv_layout
 from omni_flow.compute.prefix import PageChain
 from omni_flow.compute.sglang.config import EngineConfig
 from omni_flow.compute.sglang.kernel import SGLangEngine
+from omni_flow.compute.sglang.pages import LOT
 from omni_flow.compute.sglang.worker import namespace_of
 from omni_flow.data.client import MemoryManagerClient
-from omni_flow.data.errors import DataError
 from omni_flow.data.kv_pool import PoolSpec
 from omni_flow.data.launch import start
 from omni_flow.data.messages import L2
@@ -83,6 +88,14 @@ async def _two_engines(manager: str) -> None:
         got = await asyncio.gather(*(kit.answer(second, kit.greedy(prompt, 8, logits=True)) for prompt in prompts))
         assert [one.tokens for one in got] == expected
         assert [one.end.cached_tokens for one in got] == [0, 0, 16, 48, 64, 192]
+        # prefill in one and decode in the other: the golden tokens
+        case = kit.golden("deepseek_v2_lite")
+        prompt, wanted = case["in.input_ids"][0].tolist(), case["out.greedy_tokens"][0].tolist()
+        begun = await kit.answer(first, kit.greedy(prompt, 1))
+        ended = await kit.answer(second, kit.greedy(prompt + begun.tokens, len(wanted) - 1, logits=True))
+        assert begun.tokens + ended.tokens == wanted
+        assert ended.end.cached_tokens == PAGE
+        np.testing.assert_allclose(ended.logits, case["out.decode_logits"][0], rtol=1e-4, atol=1e-4)
         # kill it in mid-decode: its requests end with an error, its pages and pins are gone, the first goes on
         running = asyncio.create_task(kit.answer(second, kit.greedy(prompts[5], 500)))
         async for _ in second.generate(kit.greedy(prompts[4], 3)):
@@ -145,18 +158,49 @@ def test_pages_that_went_to_the_second_tier_come_back_while_others_run(tmp_path:
         asyncio.run(run(manager))
 
 
-def test_an_engine_that_does_not_fit_its_pool_says_so(manager: str) -> None:
-    wrong = EngineConfig(model=str(FOLDER), page_size=32, max_tokens=1024, manager=manager, pool="kv")
-    missing = EngineConfig(model=str(FOLDER), page_size=16, max_tokens=1024, manager=manager, pool="other")
-
-    async def run(given: EngineConfig) -> None:
-        async with SGLangEngine(given):
+async def refusal(config: EngineConfig) -> ComputeError:
+    """What an engine is refused with at its start."""
+    with pytest.raises(ComputeError) as caught:
+        async with SGLangEngine(config):
             raise AssertionError("started")
+    return caught.value
 
-    with pytest.raises(Exception, match=r"pages of \d+ bytes") as caught:
-        asyncio.run(run(wrong))
-    assert not isinstance(caught.value, AssertionError)
-    with pytest.raises(Exception, match="no pool 'other'"):
-        asyncio.run(run(missing))
-    assert issubclass(EngineFailed, Exception)
-    assert issubclass(DataError, Exception)
+
+def test_an_engine_that_does_not_fit_its_pool_says_so(manager: str) -> None:
+    async def run() -> None:
+        wrong, missing, large = await asyncio.gather(
+            refusal(msgspec.structs.replace(config(manager), page_size=32)),
+            refusal(msgspec.structs.replace(config(manager), pool="other")),
+            refusal(msgspec.structs.replace(config(manager), max_tokens=2 * PAGES * PAGE)),
+        )
+        assert re.search(r"pages of \d+ bytes", wrong.message)
+        assert "no pool 'other'" in missing.message
+        assert re.search(rf"quota of {2 * PAGES + LOT} pages in pool kv, {PAGES - 1} of {PAGES - 1}", large.message)
+
+    asyncio.run(run())
+
+
+def test_an_engine_refuses_a_checkpoint_that_does_not_fit_and_names_the_tensor(tmp_path: Path) -> None:
+    norm, head = "model.norm.weight", "lm_head.weight"
+    whole = load_file(FOLDER / "model.safetensors")
+    spoilt: dict[str, dict[str, Any]] = {
+        f"missing: {norm}": {name: tensor for name, tensor in whole.items() if name != norm},
+        "unknown: model.extra.weight": whole | {"model.extra.weight": whole[norm]},
+        f"misshaped: {head} is (255, 64), not (256, 64)": whole | {head: whole[head][:-1].copy()},
+        f"of wrong dtype: {norm} is I32": whole | {norm: whole[norm].astype(np.int32)},
+    }
+
+    async def run() -> None:
+        configs = []
+        for at, tensors in enumerate(spoilt.values()):
+            folder = tmp_path / str(at)
+            folder.mkdir()
+            shutil.copy(FOLDER / "config.json", folder)
+            save_file(tensors, folder / "model.safetensors")
+            configs.append(EngineConfig(model=str(folder)))
+        refused = await asyncio.gather(*map(refusal, configs))
+        for words, error in zip(spoilt, refused, strict=True):
+            assert isinstance(error, BadCheckpoint)
+            assert words in error.message
+
+    asyncio.run(run())

@@ -58,17 +58,14 @@ class Loader:
 
     def ready(self) -> list[Any]:
         """Requests whose pages have come, or won't."""
-        found: list[Any] = []
         if not self.waiting:
-            return found
+            return []
         try:
-            os.read(self._read, 4096)
+            came = len(os.read(self._read, 4096))
         except BlockingIOError:
-            return found
-        while not self._done.empty():
-            found.append(self._done.get())
-        self.waiting -= len(found)
-        return found
+            return []
+        self.waiting -= came
+        return [self._done.get() for _ in range(came)]
 
     def _run(self) -> None:
         client = self._connect()

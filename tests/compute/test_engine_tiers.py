@@ -1,0 +1,212 @@
+"""KV that comes from disk and from another node: two nodes with a manager, movers, an SSD tier and an engine each."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Coroutine, Iterator
+from typing import Any, NamedTuple, TypeVar
+
+import engine_kit as kit
+import msgspec
+import numpy as np
+import pytest
+
+from omni_flow.compute.checkpoint import read_config
+from omni_flow.compute.kv_layout import kv_layout
+from omni_flow.compute.prefix import PageChain
+from omni_flow.compute.sglang.config import EngineConfig
+from omni_flow.compute.sglang.kernel import SGLangEngine
+from omni_flow.compute.sglang.worker import namespace_of
+from omni_flow.data.client import MemoryManagerClient
+from omni_flow.data.identity import PageHash
+from omni_flow.data.kv_pool import PoolSpec
+from omni_flow.data.launch import start
+from omni_flow.data.messages import L3
+from omni_flow.data.server import ServerConfig
+from omni_flow.data.transfer.client import TransferClient
+from omni_flow.data.transfer.node_config import NodeConfig
+
+pytestmark = pytest.mark.timeout(300)
+T = TypeVar("T")
+PAGE, QUOTA, LENGTH = 16, 64, 800
+CACHED = LENGTH - PAGE
+FOLDER = kit.GOLDENS / "deepseek_v2_lite"
+
+
+class Node(NamedTuple):
+    client: MemoryManagerClient
+    engine: SGLangEngine
+
+    def mover(self, name: str) -> int:
+        """Process id of a mover."""
+        return next(int(row["pid"]) for row in self.client.inspect() if row["name"] == name)
+
+    def check(self, counts: dict[str, int]) -> None:
+        """The engine's counts of pages are those of its manager, and nothing is in use."""
+        assert counts["running"] == counts["waiting"] == counts["loading"] == counts["held"] == counts["locked"] == 0
+        assert counts["available"] + counts["pinned"] == counts["quota"] == QUOTA
+        mine = next(row for row in self.client.inspect() if row["name"] == f"engine {self.engine.pid}")
+        assert mine["held"]["kv"] == [counts["leased"], counts["pinned"]]
+        assert self.client.check() == []
+
+
+class Nodes(NamedTuple):
+    a: Node
+    b: Node
+    loop: asyncio.Runner
+    oracle: Any
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.loop.run(work)
+
+
+def prompt_of(seed: int) -> list[int]:
+    return [int(token) for token in np.random.default_rng(seed).integers(3, 256, LENGTH)]
+
+
+def keys_of(engine: SGLangEngine, prompt: list[int]) -> list[PageHash]:
+    return PageChain(namespace_of(engine.config).root()).upto(prompt, LENGTH - 1, PAGE)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port: int = sock.getsockname()[1]
+    return port
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    page_bytes = kv_layout(read_config(FOLDER)).page_bytes(PAGE, "float32")
+    pool = PoolSpec(name="kv", page_bytes=page_bytes, l1_pages=220, l2_pages=96, l3_pages=4000, padding=1)
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    made, managers = [], []
+    for name, listen, peers in (("a", endpoint, ()), ("b", "tcp://127.0.0.1:*", (endpoint,))):
+        folder = tmp_path_factory.mktemp(name)
+        path = str(folder / "m.sock")
+        transfer = NodeConfig(manager=path, name=name, listen=listen, peers=peers, beat_s=0.1)
+        movers = (
+            ("copy",),
+            (
+                "{python}",
+                "-m",
+                "omni_flow.data.ssd.mover",
+                "{path}",
+                str(folder),
+                str(64 << 20),
+                "--segment",
+                "1048576",
+            ),
+            ("{python}", "-m", "omni_flow.data.transfer.node", msgspec.json.encode(transfer).decode()),
+        )
+        managers.append(start(ServerConfig(path=path, pools=(pool,), movers=movers, huge=False)))
+        config = EngineConfig(
+            model=str(FOLDER), page_size=PAGE, max_tokens=QUOTA * PAGE, manager=path, pool="kv", share_weights=False
+        )
+        made.append(Node(MemoryManagerClient(path, name="test"), SGLangEngine(config)))
+    with asyncio.Runner() as loop:
+
+        async def all_of(works: list[Coroutine[Any, Any, None]]) -> None:
+            await asyncio.gather(*works)
+
+        loop.run(all_of([node.engine.start() for node in made]))
+        for node in made:
+            while not node.client.stats().get("pool_l3_on/kv") or node.client.stats()["job_movers"] < 3:
+                node.client.wait_end(0.05)
+        yield Nodes(made[0], made[1], loop, kit.oracle(FOLDER))
+        loop.run(all_of([node.engine.close() for node in made]))
+    for node, manager in zip(made, managers, strict=True):
+        node.client.close()
+        manager.terminate()
+        assert manager.wait(20) == 0
+
+
+def push_down(node: Node, keys: list[PageHash], seed: int) -> None:
+    """Write other pages until `keys` are on the disk and nowhere else."""
+    number = seed
+    while set(node.client.probe("kv", keys).tolist()) != {L3}:
+        room = node.client.reserve("kv", 16, timeout=20)
+        node.client.commit("kv", room.token, [PageHash(os.urandom(32)) for _ in range(16)])
+        number += 1
+        assert number < seed + 200, "the pages do not reach the disk"
+
+
+async def compute(node: Node, *seeds: int) -> None:
+    """Have prompts computed, and others until the engine has unpinned them."""
+    for seed in (*seeds, 900 + seeds[0], 950 + seeds[0]):
+        await kit.answer(node.engine, kit.greedy(prompt_of(seed), 1))
+
+
+def test_pages_on_disk_alone_come_back_while_others_run(nodes: Nodes) -> None:
+    node, prompt = nodes.a, prompt_of(1)
+    expected = kit.oracle_greedy(nodes.oracle, prompt, 4)[0]
+
+    async def run() -> None:
+        await compute(node, 1)
+        push_down(node, keys_of(node.engine, prompt), 0)
+        before = (await node.engine.stats())["loaded_pages"]
+        again, beside = await asyncio.gather(
+            kit.answer(node.engine, kit.greedy(prompt, 4)), kit.answer(node.engine, kit.greedy(prompt[:20], 60))
+        )
+        assert again.tokens == expected
+        assert again.end.cached_tokens == CACHED
+        assert len(beside.tokens) == 60
+        counts = dict(await node.engine.stats())
+        assert counts["loaded_pages"] - before >= CACHED // PAGE
+        node.check(counts)
+
+    nodes.run(run())
+
+
+def test_a_request_that_is_cancelled_while_its_pages_load_leaves_nothing(nodes: Nodes) -> None:
+    node, prompt = nodes.a, prompt_of(2)
+    expected = kit.oracle_greedy(nodes.oracle, prompt, 4)[0]
+
+    async def run() -> None:
+        await compute(node, 2)
+        push_down(node, keys_of(node.engine, prompt), 0)
+        movers = [node.mover(name) for name in ("ssd mover", "copy mover")]
+        for pid in movers:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            loading = asyncio.create_task(kit.answer(node.engine, kit.greedy(prompt, 4)))
+            while not (await node.engine.stats())["loading"]:
+                assert not loading.done()
+            assert len((await kit.answer(node.engine, kit.greedy(prompt_of(3)[:50], 20))).tokens) == 20
+            loading.cancel()
+            await asyncio.wait([loading])
+        finally:
+            for pid in movers:
+                os.kill(pid, signal.SIGCONT)
+        while (counts := dict(await node.engine.stats()))["loading"]:
+            pass
+        node.check(counts)
+        again = await kit.answer(node.engine, kit.greedy(prompt, 4))
+        assert again.tokens == expected
+        assert again.end.cached_tokens == CACHED
+
+    nodes.run(run())
+
+
+def test_what_one_node_computed_another_continues(nodes: Nodes) -> None:
+    a, b, prompt = nodes.a, nodes.b, prompt_of(4)
+    tokens = kit.oracle_greedy(nodes.oracle, prompt, 5)[0]
+
+    async def run() -> None:
+        first = await kit.answer(a.engine, kit.greedy(prompt, 1))
+        assert first.tokens == tokens[:1]
+        keys = keys_of(a.engine, prompt)
+        transfer = TransferClient(b.client)
+        while "a" not in transfer.nodes():
+            b.client.wait_end(0.05)
+        assert transfer.pull("kv", keys, "a").all()
+        rest = await kit.answer(b.engine, kit.greedy(prompt + first.tokens, 4, logits=True))
+        assert rest.tokens == tokens[1:]
+        assert rest.end.cached_tokens == CACHED
+        _, logits = kit.oracle_greedy(nodes.oracle, prompt + first.tokens, 4)
+        np.testing.assert_allclose(rest.logits, logits, rtol=1e-4, atol=1e-4)
+        b.check(dict(await b.engine.stats()))
+
+    nodes.run(run())
