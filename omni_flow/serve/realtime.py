@@ -7,6 +7,7 @@ speech while an answer is under way ends that answer; without it the client comm
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -78,15 +79,15 @@ class Turn:
 
 
 class Conversation:
-    """One connection."""
+    """One connection. Its turns are requests of `session`, or of one that begins and ends with it."""
 
     def __init__(
         self, state: State, socket: Socket, served: Served, endpoint: Realtime, session: str | None = None
     ) -> None:
         self._state, self._socket, self._served, self._endpoint = state, socket, served, endpoint
-        self._omni_session = session
         self._config = Config(served.model_of(endpoint), bool(endpoint.out_audio), bool(endpoint.out_text))
         self._session = new_id("sess")
+        self._given_session = session
         self._rate = getattr(served.inputs.get(endpoint.audio), "rate", None) or PCM_RATE
         self._turn = Turn()
         self._committed: Turn | None = None
@@ -318,7 +319,12 @@ class Conversation:
 
     def _submit(self, turn: Turn) -> None:
         turn.running = self._state.book.submit(
-            self._served, self._socket.call, "realtime", turn.inputs, session=self._omni_session, outputs=self._wanted()
+            self._served,
+            self._socket.call,
+            "realtime",
+            turn.inputs,
+            session=self._given_session or self._session,
+            outputs=self._wanted(),
         )
 
     def _wanted(self) -> frozenset[str]:
@@ -354,3 +360,6 @@ class Conversation:
         if self._answer is not None:
             self._answer.cancel()
             await asyncio.wait([self._answer])
+        if self._given_session is None:
+            with contextlib.suppress(ApiError):  # there was no turn
+                self._state.sessions.close(self._socket.call.tenant, self._session)

@@ -5,17 +5,21 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from websockets.sync.client import ClientConnection
+
 from omni_flow import Context, Graph, Text
 from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.kv_pool import PoolSpec
 from omni_flow.data.session_leases import lease_name
 from omni_flow.deploy.memory import Memory as Arenas
+from omni_flow.serve.endpoints import Realtime
 from omni_flow.serve.keys import Key, digest_of
 from omni_flow.serve.server import Serving
 from omni_flow.serve.sessions import Sessions
 
-from .conftest import hosted
+from .conftest import Host, hosted
 from .test_access import bearer
+from .test_sockets import send, socket, until
 
 
 class Memory:
@@ -24,11 +28,11 @@ class Memory:
     def __init__(self) -> None:
         self.turns: dict[tuple[str, str], int] = {}
 
-    async def count(self, ctx: Context, text: str) -> list[int]:
+    async def count(self, ctx: Context, text: str) -> str:
         assert ctx.session is not None
         key = (ctx.tenant, ctx.session)
         self.turns[key] = self.turns.get(key, 0) + 1
-        return [self.turns[key], len(self.turns)]
+        return f"turn {self.turns[key]}, sessions {len(self.turns)}"
 
     async def end_session(self, session: str, tenant: str) -> None:
         del self.turns[tenant, session]
@@ -46,15 +50,42 @@ def test_a_role_is_told_of_the_session_that_its_caller_closes_and_of_no_other() 
     keys = [Key("a", digest_of("a-secret")), Key("b", digest_of("b-secret"))]
     with hosted(Serving(memory()), keys=keys) as host, host.client() as http:
 
-        def turn(who: str) -> list[int]:
+        def turn(who: str) -> str:
             body = {"inputs": {"text": "x"}, "session": "s"}
             answer = http.post("/v1/graphs/memory/requests", json=body, headers=bearer(f"{who}-secret"))
-            counted: list[int] = answer.json()["outputs"]["counted"]
+            counted: str = answer.json()["outputs"]["counted"]
             return counted
 
-        assert [turn("a"), turn("a"), turn("b")] == [[1, 1], [2, 1], [1, 2]]
+        assert [turn("a"), turn("a"), turn("b")] == ["turn 1, sessions 1", "turn 2, sessions 1", "turn 1, sessions 2"]
         assert http.delete("/v1/sessions/s", headers=bearer("a-secret")).json()["closed"] is True
-        assert [turn("b"), turn("a")] == [[2, 1], [1, 2]]
+        assert [turn("b"), turn("a")] == ["turn 2, sessions 1", "turn 1, sessions 2"]
+
+
+def test_the_turns_of_a_realtime_connection_are_one_session_that_ends_with_it() -> None:
+    served = Serving(memory(), (Realtime(text="text", out_text="counted"),))
+    with hosted(served) as host:
+
+        def turn(ws: ClientConnection) -> str:
+            content = [{"type": "input_text", "text": "x"}]
+            send(ws, type="conversation.item.create", item={"type": "message", "role": "user", "content": content})
+            send(ws, type="response.create")
+            [done] = [m for m in until(ws, "response.done") if m["type"] == "response.output_text.done"]
+            counted: str = done["text"]
+            return counted
+
+        for _ in range(2):
+            with socket(host, "/v1/realtime?model=memory") as ws:
+                assert [turn(ws), turn(ws)] == ["turn 1, sessions 1", "turn 2, sessions 1"]
+            until_closed(host)
+        with socket(host, "/v1/realtime?model=memory"):
+            pass
+
+
+def until_closed(host: Host) -> None:
+    """Wait until the server has noticed that its last connection is gone."""
+    with host.client() as http:
+        while http.get("/v1/sessions").json()["data"]:
+            pass
 
 
 class Keeper:
