@@ -27,7 +27,7 @@ class Conversation:
         if self.ids:
             ids = [*self.ids, *processor.after_answer(asked).ids]
         else:
-            ids = list(processor.chat([*system, *self.turns, asked]).ids)
+            ids = list(processor.chat([*system, asked]).ids)
         if len(ids) <= most:
             return Prompt(ids, [*self.turns, asked])
         turns = list(self.turns)
