@@ -106,6 +106,7 @@ class Request:
         prompt_logprobs: report the log-probability of each prompt token after the first.
         priority: of those that wait the larger goes first, then the earlier. Where the pool or the queue is full, the
             smallest goes back to wait, or is refused.
+        session: whose turn it is, "" nobody's: its KV is kept for the next turn, see `Engine.end_session`.
     """
 
     spans: Sequence[Span]
@@ -116,6 +117,7 @@ class Request:
     steps: Mapping[str, Any] | None = None
     prompt_logprobs: bool = False
     priority: int = 0
+    session: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +150,9 @@ class EndEvent:
         prompt_tokens, cached_tokens: tokens of the prompt, and how many of them were not computed again.
         tokens: generated tokens.
         prompt_logprobs: per prompt token after the first, if asked for.
+        hits: `cached_tokens` by the tier they were found in: L1, L2, L3.
+        marks: (tokens up to there, key of the page that ends there) at some places of the prompt; empty where the
+            pages are nobody else's to find.
     """
 
     reason: str
@@ -155,6 +160,8 @@ class EndEvent:
     cached_tokens: int
     tokens: int
     prompt_logprobs: tuple[float, ...] = ()
+    hits: tuple[int, int, int] = (0, 0, 0)
+    marks: tuple[tuple[int, bytes], ...] = ()
 
 
 Event = TokenEvent | EndEvent
@@ -213,6 +220,9 @@ class Engine(Protocol):
             BadRequest: more than the model or the pool can hold.
             EngineFull: no room now.
         """
+
+    async def end_session(self, session: str) -> None:
+        """A session is over: KV that is only its own is dropped from every tier."""
 
     async def stats(self) -> Mapping[str, int]:
         """Counts of this moment: running and waiting requests, pages held, pinned, idle and available, and so on."""

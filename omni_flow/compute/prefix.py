@@ -4,14 +4,13 @@
 * `MatchRule`: where a model lets a match end. Pages are reused whole, so a match is the largest allowed whole page.
 * `History`: what a session has said so far. A client that refers to outputs it was given names an offset and the hash
   there instead of sending everything again (incremental matching); the server cuts, checks, and goes on from the cut.
-* `SessionLeases`: which pages are kept for a session between its turns, and until when.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -108,6 +107,13 @@ class PageChain:
         return self.keys[:pages]
 
 
+def marks(keys: Sequence[PageHash], page_size: int, most: int = 16) -> list[tuple[int, bytes]]:
+    """(tokens up to there, key) of at most `most` pages, evenly spaced, the last one among them."""
+    step = -(-len(keys) // most) or 1
+    ends = range(len(keys), 0, -step)
+    return [(end * page_size, keys[end - 1]) for end in reversed(ends)]
+
+
 def _from(media: Sequence[MediaSpan], start: int) -> list[MediaSpan]:
     """The spans that reach beyond `start`, counted from there."""
     return [MediaSpan(m.start - start, m.length, m.digest) for m in media if m.start + m.length > start]
@@ -174,59 +180,3 @@ class History:
         start = len(self.ids)
         self.ids.extend(ids)
         self.media.extend(MediaSpan(start + span.start, span.length, span.digest) for span in media)
-
-
-class Keep(NamedTuple):
-    """An order to the memory manager: keep these pages at this priority (0 to 3) for `ttl` seconds."""
-
-    keys: tuple[PageHash, ...]
-    priority: int
-    ttl: int
-
-
-@dataclass(slots=True)
-class _Lease:
-    keys: tuple[PageHash, ...]
-    until: float
-    pinned: bool
-
-
-class SessionLeases:
-    """Pages kept for sessions between turns. Times are seconds that the caller passes in.
-
-    A pinned session's pages are kept at the highest priority; an expired one's are let go (demoted first, as any page).
-    A page that several sessions hold is let go with the last of them.
-    """
-
-    def __init__(self, ttl: float = 600.0) -> None:
-        self.ttl = ttl
-        self._leases: dict[str, _Lease] = {}
-
-    def __len__(self) -> int:
-        return len(self._leases)
-
-    def renew(self, session: str, keys: Sequence[PageHash], now: float, *, pinned: bool = False) -> list[Keep]:
-        """A turn of a session ended with these pages; pages of its last turn that are not among them are let go."""
-        old = self._leases.get(session)
-        self._leases[session] = _Lease(tuple(keys), now + self.ttl, pinned)
-        orders = self._let_go(old) if old is not None else []
-        if keys:
-            orders.append(Keep(tuple(keys), 3 if pinned else 2, int(self.ttl)))
-        return orders
-
-    def end(self, session: str) -> list[Keep]:
-        """The session is over."""
-        old = self._leases.pop(session, None)
-        return self._let_go(old) if old is not None else []
-
-    def expire(self, now: float) -> list[Keep]:
-        """Let go of what was not renewed in time."""
-        orders: list[Keep] = []
-        for session in [name for name, lease in self._leases.items() if lease.until <= now]:
-            orders += self.end(session)
-        return orders
-
-    def _let_go(self, old: _Lease) -> list[Keep]:
-        held = {key for lease in self._leases.values() for key in lease.keys}
-        free = tuple(key for key in old.keys if key not in held)
-        return [Keep(free, 0, 0)] if free else []

@@ -130,6 +130,15 @@ def bring_request(kind: str, pool: str, keys: Keys, peer: str, tier: int, timeou
     return Request(Op.JOB_ADD, body, (keys_array(keys),), timeout)
 
 
+def keep_session_request(pool: str, session: str, chain: bytes, keys: Keys, tokens: int, ttl: float) -> Request:
+    body = SessionKeep(pool, session, chain, tokens, ttl)
+    return Request(Op.S_KEEP, body, (keys_array(keys[:MAX_BATCH]),), 0.0)
+
+
+def end_session_request(session: str) -> Request:
+    return Request(Op.S_END, SessionEnd(session), (), 0.0)
+
+
 def match_of(reply: Message) -> Match:
     found = reply.body(Found)
     return Match(
@@ -239,12 +248,11 @@ class KvCalls(ABC):
         Pages of its last turn on this `chain` that are not among them are let go. When this connection ends, so does
         what it kept. More than `MAX_BATCH` keys: the first of them.
         """
-        body = SessionKeep(pool, session, chain, tokens, ttl)
-        self.call(Op.S_KEEP, body, (keys_array(keys)[:MAX_BATCH],))
+        self._ask(keep_session_request(pool, session, chain, keys, tokens, ttl))
 
     def end_session(self, session: str) -> None:
         """The session is over: its pages that no other session has, and that nobody has pinned, are dropped."""
-        self.call(Op.S_END, SessionEnd(session))
+        self._ask(end_session_request(session))
 
     def session_tiers(self, session: str) -> tuple[SessionPages, ...]:
         """What a session has, by pool and chain; empty for one that is not known."""

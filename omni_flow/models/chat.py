@@ -39,8 +39,9 @@ class ChatModel(EngineRole):
         self._system: list[ChatMessage] = [] if system is None else [{"role": "system", "content": system}]
 
     async def end_session(self, session: str, tenant: str) -> None:
-        """Forget what was said in a session that is over."""
+        """Forget what was said in a session that is over, and its KV."""
         self._conversations.forget(tenant, session)
+        await super().end_session(session, tenant)
 
     async def reply(
         self, ctx: ChatTurn, question: str | None = None, messages: Sequence[ChatMessage] | None = None

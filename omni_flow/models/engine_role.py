@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from types import SimpleNamespace
 from typing import Any, Final, Protocol
@@ -19,6 +20,7 @@ from omni_flow.compute.sglang.config import EngineConfig
 from omni_flow.compute.sglang.kernel import SGLangEngine
 from omni_flow.compute.sglang.pages import LOT
 from omni_flow.data.kv_pool import PoolSpec
+from omni_flow.data.session_leases import lease_name
 from omni_flow.models.tokenizer import ChatMessage, Processor
 
 POOL: Final = "kv"
@@ -36,6 +38,7 @@ class Turn(Protocol):
     def params(self) -> SimpleNamespace: ...
     @property
     def seed(self) -> int: ...
+    def prefix(self, pool: str, marks: Sequence[tuple[int, bytes]]) -> None: ...
 
 
 class Memory(Protocol):
@@ -76,6 +79,7 @@ class EngineRole:
         self.cache_tokens = cache_tokens
         self.engine = SGLangEngine(self._config)
         self._replacing = asyncio.Lock()
+        self._counters: Counter[str] = Counter()
         self._processor: Processor | None = None
 
     @classmethod
@@ -162,7 +166,8 @@ class EngineRole:
             PromptTooLong: it does not fit model or pool.
             EngineDied: the engine's process ended after the first token, or twice before it.
         """
-        request = Request(spans=[prompt], sampling=sampling, tenant=turn.tenant.encode())
+        session = "" if turn.session is None else lease_name(turn.session, turn.tenant)
+        request = Request(spans=[prompt], sampling=sampling, tenant=turn.tenant.encode(), session=session)
         dead: SGLangEngine | None = None
         while True:
             engine = await self._engine_but(dead)
@@ -171,12 +176,30 @@ class EngineRole:
                 async with aclosing(engine.generate(request)) as events:
                     async for event in events:
                         begun = True
+                        if isinstance(event, EndEvent):
+                            self._ended(turn, event)
                         yield event
                 return
             except EngineDied:
                 if begun or dead is not None:
                     raise
                 dead = engine
+
+    def _ended(self, turn: Turn, end: EndEvent) -> None:
+        self._counters["prompt_tokens"] += end.prompt_tokens
+        self._counters["generated_tokens"] += end.tokens
+        for tier, tokens in zip(("l1", "l2", "l3"), end.hits, strict=True):
+            self._counters[f"kv_hit_tokens/{tier}"] += tokens
+        if end.marks:
+            turn.prefix(self._config.pool, end.marks)
+
+    def counters(self) -> Mapping[str, int]:
+        """Tokens of prompts, those found in each tier, and tokens made, of requests that came to their end."""
+        return self._counters
+
+    async def end_session(self, session: str, tenant: str) -> None:
+        """A session is over: its KV is dropped."""
+        await self.engine.end_session(lease_name(session, tenant))
 
     async def _engine_but(self, dead: SGLangEngine | None) -> SGLangEngine:
         """The engine; if it is `dead`, which has died, a new one. Raises ComputeError if that does not start."""

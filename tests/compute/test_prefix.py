@@ -10,9 +10,7 @@ import pytest
 from omni_flow.compute.prefix import (
     History,
     HistoryDiffers,
-    Keep,
     PageChain,
-    SessionLeases,
     anywhere,
     before,
     both,
@@ -193,15 +191,3 @@ def test_a_client_with_another_history_is_refused() -> None:
     with pytest.raises(HistoryDiffers, match="not the client's"):
         server.cut(9, client.hash_at(9))
     assert server.ids == list(range(10))
-
-
-def test_a_session_keeps_its_pages_until_its_lease_ends_and_shared_pages_longer() -> None:
-    a, b, c = (PageHash(bytes([i]) * 32) for i in range(3))
-    leases = SessionLeases(ttl=10)
-    assert leases.renew("x", [a, b], 0) == [Keep((a, b), 2, 10)]
-    assert leases.renew("y", [a, c], 5, pinned=True) == [Keep((a, c), 3, 10)]
-    assert leases.renew("x", [a], 6) == [Keep((b,), 0, 0), Keep((a,), 2, 10)]
-    assert leases.expire(15) == [Keep((c,), 0, 0)]
-    assert leases.end("x") == [Keep((a,), 0, 0)]
-    assert leases.end("x") == []
-    assert len(leases) == 0

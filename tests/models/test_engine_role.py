@@ -22,7 +22,7 @@ TOKEN_BYTES = 3 * (32 + 16) * 4
 
 
 def turn(**params: object) -> SimpleNamespace:
-    return SimpleNamespace(session=None, tenant="", params=SimpleNamespace(**params), seed=7)
+    return SimpleNamespace(session=None, tenant="", params=SimpleNamespace(**params), seed=7, prefix=lambda *_: None)
 
 
 def test_the_pool_of_a_replica_holds_its_quota_and_its_cache(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         overlap: prepare the next step on the CPU while the GPU computes; off where there is no GPU.
         revision, weight_version: identity of the weights in page hashes.
         manager, pool: address and pool of the node's memory manager; "" keeps pages in the engine's process.
+        session_ttl: seconds that the pages of a session are kept after a turn, with a manager; 0: as any page.
         share_weights: with a manager, hold the weights there once for all engines of equal identity; random weights
             (`dummy`) are shared only where `revision` names them.
         tail_graph: on a GPU, what is left of a prompt after a cache hit replays a decode graph where it is short
@@ -52,6 +53,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     weight_version: int = 0
     manager: str = ""
     pool: str = ""
+    session_ttl: float = 600.0
     share_weights: bool = True
     tail_graph: bool = True
     hidden: bool = False
@@ -67,6 +69,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"max_tokens {self.max_tokens} with pages of {self.page_size}",
                 "give a page size over 1 and a multiple of it",
             )
+        if self.session_ttl < 0:
+            raise BadRequest(f"session_ttl {self.session_ttl}", "give seconds, 0 or more")
         if self.manager and not self.pool:
             raise BadRequest(f"a memory manager at {self.manager} and no pool", "name the pool")
 

@@ -25,6 +25,7 @@ from omni_flow.compute.sglang.wire import (
     AskStats,
     Cancel,
     End,
+    EndSession,
     FixedClose,
     FixedOpen,
     FixedOpened,
@@ -182,6 +183,7 @@ class SGLangEngine:
                     request.prompt_logprobs,
                     request.priority,
                     None if request.steps is None else dict(request.steps),
+                    request.session,
                 )
             )
             while not ended:
@@ -216,6 +218,10 @@ class SGLangEngine:
             del self._fixed[number]
             if self._died is None:
                 self._post(FixedClose(number))
+
+    async def end_session(self, session: str) -> None:
+        if self._died is None and self._writer is not None:
+            self._post(EndSession(session))
 
     async def stats(self) -> Mapping[str, int]:
         if self._died is not None:
@@ -299,6 +305,8 @@ class SGLangEngine:
                     message.cached_tokens,
                     message.tokens,
                     tuple(message.prompt_logprobs),
+                    message.hits,
+                    tuple(message.marks),
                 )
             )
         elif isinstance(message, Refused):

@@ -291,6 +291,26 @@ class PageBook:
             self.source.unpin(gone)
         return len(gone)
 
+    def let_go(self, keys: Sequence[PageHash]) -> int:
+        """Unpin what no request uses of this chain, from its end on; pages that other chains go on from stay.
+
+        Returns how many there were.
+        """
+        node = self.root
+        for key in keys:
+            child = node.children.get(key)
+            if child is None:
+                break
+            node = child
+        gone: list[int] = []
+        while node.parent is not None and not node.children and not node.locks:
+            self._drop(node)
+            gone.append(node.page)
+            node = node.parent
+        if gone:
+            self.source.unpin(gone)
+        return len(gone)
+
     def reset(self) -> None:
         """Unpin everything. No request may be running."""
         self.evict(len(self._idle))

@@ -9,6 +9,7 @@ import select
 import time
 from array import array
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from http import HTTPStatus
 from typing import Any, Final
@@ -16,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from omni_flow.compute.errors import ComputeError
-from omni_flow.compute.prefix import PageChain
+from omni_flow.compute.prefix import PageChain, marks
 from omni_flow.compute.sglang import step_hook
 from omni_flow.compute.sglang.pagesource import PoolPages
 from omni_flow.compute.sglang.takeover import current
@@ -24,6 +25,7 @@ from omni_flow.compute.sglang.wire import (
     AskStats,
     Cancel,
     End,
+    EndSession,
     FixedClose,
     FixedOpen,
     FixedStep,
@@ -36,6 +38,7 @@ from omni_flow.compute.sglang.wire import (
     Step,
 )
 from omni_flow.data.identity import MediaDigest, MediaSpan
+from omni_flow.data.messages import L2, L3
 
 AWAKE_S: Final = 1.0
 """How long an engine on a GPU stays awake without work."""
@@ -140,6 +143,24 @@ def chain_for(message: Generate) -> PageChain:
     return PageChain(current().root_of(message.tenant), media)
 
 
+@dataclass(slots=True)
+class Course:
+    """What is noted of a request under way.
+
+    Args:
+        chain: of its pages.
+        lower: places of the pages of its prompt that were in no higher tier than L2, or than L3, when it came.
+    """
+
+    chain: PageChain
+    lower: tuple[list[int], list[int]] = ([], [])
+
+    def hits(self, cached: int, page_size: int) -> tuple[int, int, int]:
+        """`cached` tokens by the tier they were found in."""
+        below = [sum(at < cached // page_size for at in places) * page_size for places in self.lower]
+        return cached - sum(below), below[0], below[1]
+
+
 class Outlet:
     """Where SGLang sends results: turns them into messages. It has the method of SGLang's sender.
 
@@ -151,6 +172,7 @@ class Outlet:
         self._inlet = inlet
         self._settle = settle
         self.requests: dict[str, Generate] = {}
+        self.courses: dict[str, Course] = {}
         self._prompt: dict[str, list[float]] = {}
 
     def send_output(self, output: Any, _cause: Any = None) -> None:
@@ -159,23 +181,33 @@ class Outlet:
             self._refuse(output.rid, output.finished_reason or {"message": output.abort_message or "aborted"})
         elif kind == "BatchTokenIDOutput":
             out: list[FromEngine] = []
+            ended: list[tuple[str, PageChain]] = []
             for at, rid in enumerate(output.rids):
-                self._one(output, at, rid, out)
+                self._one(output, at, rid, out, ended)
             self._settle()
+            keeper = current().keeper
+            if keeper is not None:
+                for session, chain in ended:
+                    keeper.turn_ended(session, chain, time.monotonic())
             if out:
                 self._inlet.send(*out)
         elif kind not in ("FreezeGCReq", "HealthCheckOutput", "FlushCacheReqOutput"):
             raise TypeError(f"SGLang sent {kind}, which this outlet doesn't know")
 
+    def forget(self, rid: str) -> Generate | None:
+        """A request is over; nothing of it goes out any more."""
+        self.courses.pop(rid, None)
+        return self.requests.pop(rid, None)
+
     def _refuse(self, rid: str, reason: dict[str, Any]) -> None:
-        asked = self.requests.pop(rid, None)
+        asked = self.forget(rid)
         if asked is not None:
             message = str(reason.get("message") or reason)
             full = reason.get("status_code") == HTTPStatus.SERVICE_UNAVAILABLE
             kind = "EngineFull" if full else "BadRequest"
             self._inlet.send(Refused(asked.number, kind, message, ""))
 
-    def _one(self, output: Any, at: int, rid: str, out: list[FromEngine]) -> None:
+    def _one(self, output: Any, at: int, rid: str, out: list[FromEngine], ended: list[tuple[str, PageChain]]) -> None:
         asked = self.requests.get(rid)
         if asked is None:
             return
@@ -183,7 +215,7 @@ class Outlet:
         reason = output.finished_reasons[at]
         if reason is not None and reason["type"] == "abort":
             if reason.get("message") == "cancelled":
-                self.requests.pop(rid)
+                self.forget(rid)
                 return
             self._refuse(rid, reason)
             return
@@ -203,15 +235,21 @@ class Outlet:
         if tokens:
             out.append(step)
         if reason is not None:
-            self.requests.pop(rid)
+            course, size = self.courses[rid], current().page_size
+            self.forget(rid)
+            if asked.session:
+                ended.append((asked.session, course.chain))
+            prompt, cached = output.prompt_tokens[at], output.cached_tokens[at]
             out.append(
                 End(
                     asked.number,
                     reason["type"],
-                    output.prompt_tokens[at],
-                    output.cached_tokens[at],
+                    prompt,
+                    cached,
                     output.completion_tokens[at],
                     self._prompt.pop(rid, []),
+                    course.hits(cached, size),
+                    marks(course.chain.keys[: prompt // size], size) if current().arena is not None else [],
                 )
             )
 
@@ -267,6 +305,9 @@ def scheduler_class() -> type:
             fixed: list[FixedStep] = []
             new: list[Generate] = []
             self._loaded()
+            keeper = current().keeper
+            if keeper is not None:
+                keeper.expire(time.monotonic())
             messages = self.inlet.poll()
             if messages or self.last_batch is not None:
                 self.idle_sleeper.worked()
@@ -279,12 +320,15 @@ def scheduler_class() -> type:
                     new.append(message)
                 elif isinstance(message, Cancel):
                     # nothing of it goes out any more; its last step may still be running
-                    if self.outlet.requests.pop(rid_of(message.number), None) is not None:
+                    if self.outlet.forget(rid_of(message.number)) is not None:
                         out.append(AbortReq(rid=rid_of(message.number)))
                 elif isinstance(message, FixedStep):
                     fixed.append(message)
                 elif isinstance(message, FixedOpen | FixedClose):
                     self._fixed_session(message)
+                elif isinstance(message, EndSession):
+                    if keeper is not None:
+                        keeper.end(message.session)
                 elif isinstance(message, AskStats):
                     self.inlet.send(Stats(message.number, self.counts()))
                 elif isinstance(message, Shutdown):
@@ -355,6 +399,7 @@ def scheduler_class() -> type:
                 takeover = current()
                 # one that waited for its grammar comes later
                 req.omni_chain = self._chains.get(req.rid) or chain_for(message)
+                self.outlet.courses[req.rid] = Course(req.omni_chain)
                 req.omni_sampling = message.sampling
                 if message.steps is not None:
                     step_hook.begin(takeover.steps, req, message.steps)
@@ -378,6 +423,8 @@ def scheduler_class() -> type:
             keys = req.omni_chain.upto(tokens, len(tokens) - 1, takeover.page_size)
             missing = (self._lower.get(req.rid) or source.lower(keys))()
             if missing:
+                course = self.outlet.courses[req.rid]
+                course.lower = [at for at, t in missing.items() if t & L2], [at for at, t in missing.items() if t == L3]
                 takeover.loader.order(req, [keys[at] for at in missing])
             return bool(missing)
 
@@ -410,6 +457,7 @@ def scheduler_class() -> type:
                 "leased": book.leased,
                 "loading": takeover.loader.waiting if takeover.loader is not None else 0,
                 "loaded_pages": takeover.loader.loaded_pages if takeover.loader is not None else 0,
+                "sessions": len(takeover.keeper) if takeover.keeper is not None else 0,
                 "weights_mapped": int(takeover.weights is not None and not takeover.weights.loaded_here),
                 **current().counters,
             }

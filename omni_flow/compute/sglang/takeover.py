@@ -12,6 +12,7 @@ from typing import Any
 
 from omni_flow.compute.errors import ComputeError
 from omni_flow.compute.prefix import MatchRule, anywhere
+from omni_flow.compute.sglang.keeper import Keeper
 from omni_flow.compute.sglang.loading import Loader
 from omni_flow.compute.sglang.pages import PageBook
 from omni_flow.data.identity import Namespace, PageHash
@@ -31,6 +32,7 @@ class Takeover:
         pool_page_bytes: bytes of a page of the manager's pool, which the model's must equal; 0: no pool.
         rule: where the model lets a match end.
         loader: brings pages from lower tiers, where the pool has some.
+        keeper: ties pages to sessions, where there is a pool.
         tail_graph: short extends run as rows of a captured decode step.
         weights: the weights shared with other engines (`shared_weights.SharedWeights`); None: of this engine alone.
         fixed: the fixed-row sessions (`fixed_rows.FixedRows`), once the scheduler is there.
@@ -48,6 +50,7 @@ class Takeover:
     steps: Any = None
     fixed: Any = None
     loader: Loader | None = None
+    keeper: Keeper | None = None
     weights: Any = None
     tail_graph: bool = False
     pool_page_bytes: int = 0

@@ -40,10 +40,15 @@ class Generate(msgspec.Struct, array_like=True, tag="g"):
     prompt_logprobs: bool
     priority: int
     steps: dict[str, Any] | None = None
+    session: str = ""
 
 
 class Cancel(msgspec.Struct, array_like=True, tag="c"):
     number: int
+
+
+class EndSession(msgspec.Struct, array_like=True, tag="es"):
+    session: str
 
 
 class AskStats(msgspec.Struct, array_like=True, tag="s"):
@@ -120,6 +125,8 @@ class End(msgspec.Struct, array_like=True, tag="e"):
     cached_tokens: int
     tokens: int
     prompt_logprobs: list[float]
+    hits: tuple[int, int, int]
+    marks: list[tuple[int, bytes]]
 
 
 class Refused(msgspec.Struct, array_like=True, tag="x"):
@@ -136,7 +143,7 @@ class Stats(msgspec.Struct, array_like=True, tag="n"):
     counts: dict[str, int]
 
 
-ToEngine = Generate | Cancel | AskStats | Shutdown | FixedOpen | FixedStep | FixedClose
+ToEngine = Generate | Cancel | EndSession | AskStats | Shutdown | FixedOpen | FixedStep | FixedClose
 FromEngine = Ready | Step | End | Refused | Stats | FixedOpened | FixedOut
 
 _encoder = msgspec.msgpack.Encoder()

@@ -20,6 +20,7 @@ from omni_flow.compute.errors import BadRequest, ComputeError
 from omni_flow.compute.kv_layout import kv_layout
 from omni_flow.compute.sglang import plugin, step_hook, takeover
 from omni_flow.compute.sglang.config import EngineConfig, server_arguments
+from omni_flow.compute.sglang.keeper import Keeper
 from omni_flow.compute.sglang.loading import Loader
 from omni_flow.compute.sglang.pages import LOT, Fence, PageBook
 from omni_flow.compute.sglang.pagesource import LocalPages, PoolPages
@@ -90,8 +91,9 @@ def _takeover(config: EngineConfig) -> takeover.Takeover:
     if config.share_weights and (config.revision or config.load_format != "dummy"):
         layout = [f"{name}={value}" for name, value in sorted(server_arguments(config).items()) if name in SHAPING]
         weights = SharedWeights(client, namespace, [plugin.VERSION, config.device, *layout], info.l1_device)
+    book = PageBook(PoolPages(client, config.pool, quota))
     return takeover.Takeover(
-        PageBook(PoolPages(client, config.pool, quota)),
+        book,
         config.page_size,
         namespace,
         cpu,
@@ -99,6 +101,7 @@ def _takeover(config: EngineConfig) -> takeover.Takeover:
         info.l1_pages,
         pool_page_bytes=info.page_bytes,
         loader=Loader(connect, config.pool) if info.l2_pages or info.l3 else None,
+        keeper=Keeper(book, client, config.pool, config.page_size, config.session_ttl) if config.session_ttl else None,
         weights=weights,
     )
 
