@@ -18,6 +18,7 @@ from omni_flow.serve.values import load
 
 Between = msgspec.Meta
 Bias = dict[int, Annotated[float, Between(ge=-100, le=100)]]
+Limit = Annotated[int, Between(ge=1, le=2**31 - 1)]
 Seed = Annotated[int, Between(ge=-(2**63), le=2**63 - 1)]
 
 
@@ -99,8 +100,8 @@ class ChatRequest(msgspec.Struct, forbid_unknown_fields=True):
     n: Annotated[int, Between(ge=1, le=16)] | None = 1
     stop: str | Annotated[list[str], Between(max_length=16)] | None = None
     seed: Seed | None = None
-    max_tokens: Annotated[int, Between(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Between(ge=1)] | None = None
+    max_tokens: Limit | None = None
+    max_completion_tokens: Limit | None = None
     temperature: Annotated[float, Between(ge=0, le=2)] | None = None
     top_p: Annotated[float, Between(ge=0, le=1)] | None = None
     presence_penalty: Annotated[float, Between(ge=-2, le=2)] | None = None
@@ -211,7 +212,7 @@ def _schema(served: Served, endpoint: ChatCompletions, asked: ChatRequest, mappe
     if form is None or "response_format" in endpoint.fields or form.get("type") == "text":
         return
     if not endpoint.json_schema:
-        raise unsupported("response_format", "this model gives plain text only; leave it out")
+        raise unsupported("response_format", "this model does nothing with 'response_format'; leave it out")
     if form.get("type") == "json_object":
         schema: Any = {"type": "object"}
     elif form.get("type") == "json_schema":
@@ -260,10 +261,11 @@ async def _inputs(
         found[endpoint.messages] = [message.plain() for message in messages]
     if last is None:
         return found
-    if endpoint.system:
-        system = "\n".join(m.text for m in messages if m.role in ("system", "developer"))
-        if system:
-            found[endpoint.system] = system
+    first = next((i for i, m in enumerate(messages) if m.role in ("system", "developer") and m.text), None)
+    if first is not None and endpoint.system:
+        found[endpoint.system] = "\n".join(m.text for m in messages if m.role in ("system", "developer"))
+    elif first is not None and not endpoint.messages:
+        raise unsupported(f"messages[{first}].role", "this model takes no system message; leave it out")
     if endpoint.text and messages[last].text:
         found[endpoint.text] = messages[last].text
     found |= await _media(state, served, endpoint.image, messages, last, "image_url")

@@ -242,13 +242,22 @@ def plan(
         lines.append(f"  POST /v1/graphs/{graph.name}/requests")
         for endpoint in stated:
             lines += [f"  {path}  model {endpoint.model or graph.name}" for path in paths_of(endpoint)]
-    per_key = [f"{settings.rate_per_s:g}/s" if settings.rate_per_s else "", str(settings.concurrency or "")]
+    per_key = [
+        f"{settings.rate_per_s:g}/s" if settings.rate_per_s else "",
+        f"{settings.concurrency} at once" if settings.concurrency else "",
+    ]
     lines.append(
         f"limits: {max_requests} live requests a graph, {settings.max_body_bytes >> 20} MiB a body, "
-        f"{settings.request_s:g} s a request"
+        f"{settings.request_s:g} s a request, {settings.max_connections} connections"
         + (f", a key {' and '.join(p for p in per_key if p)}" if any(per_key) else "")
     )
+    media = settings.media
+    lines.append(
+        f"media: {media.max_bytes >> 20} MiB, {media.max_pixels / 1e6:g} megapixels, {media.max_seconds:g} s of sound; "
+        f"fetched by URL from {', '.join(media.url_hosts) or 'nowhere'}"
+    )
     lines.append(f"API keys: {keys}" if keys else "API keys: none, everybody who reaches this port may call")
+    lines.append(f"at a stop: requests under way have {settings.drain_s:g} s to end")
     return lines
 
 

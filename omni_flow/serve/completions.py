@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from omni_flow.serve.chat_answer import TEXT, Choice, usage_object
-from omni_flow.serve.chat_request import Asked, Bias, Seed, StreamOptions
+from omni_flow.serve.chat_request import Asked, Bias, Limit, Seed, StreamOptions
 from omni_flow.serve.endpoints import ChatCompletions, Completions
 from omni_flow.serve.http import DONE, EventStream, Json, call_of, event, faults, json_body, while_connected
 from omni_flow.serve.openai import new_id, now, take
@@ -33,7 +33,7 @@ class CompletionRequest(msgspec.Struct, forbid_unknown_fields=True):
     n: Annotated[int, Between(ge=1, le=16)] | None = 1
     stop: str | Annotated[list[str], Between(max_length=16)] | None = None
     seed: Seed | None = None
-    max_tokens: Annotated[int, Between(ge=1)] | None = None
+    max_tokens: Limit | None = None
     echo: bool | None = False
     suffix: str | None = None
     best_of: int | None = None

@@ -23,9 +23,9 @@ LONGEST = 400
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 _OUTCOMES = {
-    Outcome.FAILED: (500, "request_failed"),
-    Outcome.CANCELLED: (409, "request_cancelled"),
-    Outcome.DEADLINE: (504, "deadline_exceeded"),
+    Outcome.FAILED: (500, "request_failed", "the request failed"),
+    Outcome.CANCELLED: (409, "request_cancelled", "the request was cancelled"),
+    Outcome.DEADLINE: (504, "deadline_exceeded", "the deadline came before the request was done"),
 }
 
 
@@ -102,7 +102,7 @@ def brief(failure: Failure) -> str:
 
 def of_outcome(outcome: Outcome | None, failures: Mapping[str, Failure]) -> ApiError:
     """What a request that is not done becomes; `failures` by output."""
-    status, code = _OUTCOMES[outcome or Outcome.CANCELLED]
+    status, code, text = _OUTCOMES[outcome or Outcome.CANCELLED]
     told = {failure.cause.partition(": ")[::2] for failure in failures.values()}
     kinds = {kind for kind, _ in told}
     if outcome is Outcome.FAILED and kinds and kinds <= CALLERS:
@@ -110,7 +110,7 @@ def of_outcome(outcome: Outcome | None, failures: Mapping[str, Failure]) -> ApiE
         return ApiError(400, "; ".join(sorted(why for _, why in told)), code=code)
     texts = {name: brief(failure) for name, failure in failures.items()}
     causes = "; ".join(sorted(set(texts.values())))
-    message = f"the request ended as {outcome}{': ' + causes if causes else ''}"
+    message = f"{text}: {causes}" if causes else text
     return ApiError(status, message, code=code, more={"failures": texts} if texts else None)
 
 
@@ -133,5 +133,10 @@ def of_validation(wrong: msgspec.ValidationError, within: str = "") -> ApiError:
     place = place.replace("[...]", "[]")
     if within:
         place = f"{within}.{place}" if place else within
-    where = f" in {place!r}" if place else ""
-    return ApiError(400, f"{text}{where}", param=place or None, code=code)
+    if code == "unknown_parameter":
+        text = f"there is no field {place!r}"
+    elif code == "missing_required_parameter":
+        text = f"the field {place!r} is missing"
+    elif place:
+        text = f"{place}: {text[0].lower()}{text[1:]}"
+    return ApiError(400, text, param=place or None, code=code)

@@ -35,17 +35,20 @@ def router(state: State) -> APIRouter:
     """The routes under `/health`."""
     routes = APIRouter(tags=["health"])
 
+    @routes.head("/health/live", include_in_schema=False)
     @routes.get("/health/live")
     async def live() -> Response:
         """200 while the server's event loop turns."""
         return Json({"status": "live"})
 
+    @routes.head("/health/ready", include_in_schema=False)
     @routes.get("/health/ready")
     async def ready() -> Response:
         """200 while requests can be served: every role has a live replica and the server is not stopping; else 503."""
         ok = able(state)
         return Json({"status": "ready" if ok else report(state)["status"]}, 200 if ok else 503)
 
+    @routes.head("/health", include_in_schema=False)
     @routes.get("/health")
     async def health() -> Response:
         """Every role and replica: up, starting, degraded or down, and why. 503 if a role can't serve."""

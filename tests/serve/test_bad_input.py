@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import socket
@@ -56,9 +57,28 @@ def test_malformed_json_is_a_400(http: httpx.Client, body: bytes) -> None:
 
 def test_another_media_type_or_method_or_path_is_said(http: httpx.Client) -> None:
     error(http.post(CHAT, content=b"a=1", headers={"content-type": "text/plain"}), 415)
+    packed = {"content-type": "application/json", "content-encoding": "gzip"}
+    assert "not as gzip" in error(http.post(CHAT, content=gzip.compress(b"{}"), headers=packed), 415)["message"]
     error(http.post("/v1/audio/transcriptions", json={}), 415)
     error(http.get(CHAT), 405)
     error(http.post("/v1/nothing"), 404)
+
+
+def test_numbers_that_no_process_can_send_are_a_400(http: httpx.Client) -> None:
+    huge = 10**30
+    for graph, inputs, params, place in (
+        ("kitchen", {"text": "a"}, {"heat": huge}, "params"),
+        ("forms", {"text": "a"}, {"top": [huge]}, "params"),
+    ):
+        body = {"inputs": inputs, "params": params}
+        assert error(http.post(f"/v1/graphs/{graph}/requests", json=body), 400)["param"] == place
+    asked = {"model": "tools", "messages": [{"role": "user", "content": "a"}], "max_tokens": huge}
+    assert error(http.post(CHAT, json=asked), 400)["param"] == "max_tokens"
+
+
+def test_a_system_message_is_refused_by_a_model_that_takes_none(http: httpx.Client) -> None:
+    messages = [{"role": "system", "content": "Be a pirate."}, {"role": "user", "content": "a"}]
+    assert error(http.post(CHAT, json={"model": "chat", "messages": messages}), 400)["param"] == "messages[0].role"
 
 
 def test_a_form_that_is_cut_off_is_a_400(http: httpx.Client) -> None:

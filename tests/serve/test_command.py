@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -93,6 +94,23 @@ def served(graph: Path) -> Iterator[Served]:
     made.process.stderr.close()
 
 
+def wait_end(pid: int) -> None:
+    """Wait until a process that isn't ours has ended."""
+    try:
+        watched = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    ended, _, _ = select.select([watched], [], [], WAIT_S)
+    os.close(watched)
+    assert ended, f"process {pid} goes on"
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started, and theirs."""
+    own = [int(c) for task in Path(f"/proc/{pid}/task").iterdir() for c in (task / "children").read_text().split()]
+    return own + [each for child in own for each in children(child)]
+
+
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -103,7 +121,14 @@ def alive(pid: int) -> bool:
 def test_a_dry_run_shows_the_plan_and_starts_nothing(graph: Path) -> None:
     done = run("serve", graph, "--dry-run", "--replicas", "words=3", "--rate", 5)
     assert done.returncode == 0
-    for part in ("graph words: words ×3", "POST /v1/chat/completions  model words", "a key 5/s", "API keys: none"):
+    for part in (
+        "graph words: words ×3",
+        "POST /v1/chat/completions  model words",
+        "a key 5/s",
+        "API keys: none",
+        "from nowhere",
+        "10 s to end",
+    ):
         assert part in done.stdout
 
 
@@ -146,6 +171,24 @@ def test_requests_under_way_are_cancelled_when_their_time_is_over(served: Served
         assert '"outcome":"cancelled"' in "".join(lines)
     assert served.stop() == 0
     assert not any(alive(pid) for pid in pids)
+
+
+def test_a_server_that_is_killed_leaves_no_process_and_no_file(graph: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    made = Served(graph, TMPDIR=str(own))
+    pids = [*made.pids(), *children(made.process.pid)]
+    assert [path for path in own.rglob("*") if path.is_socket()]
+    body = {"inputs": {"text": "begun wait"}, "stream": True}
+    with httpx.stream("POST", f"{made.url}/v1/graphs/words/requests", json=body, timeout=WAIT_S) as answer:
+        assert any("begun" in line for line in answer.iter_lines())
+        made.process.kill()
+        made.process.wait(WAIT_S)
+    assert made.process.stderr is not None
+    made.process.stderr.close()
+    for pid in pids:
+        wait_end(pid)
+    assert not [path for path in own.rglob("*") if not path.is_dir()]
 
 
 def test_top_and_trace_show_a_server(served: Served) -> None:

@@ -145,7 +145,11 @@ class Gateway:
             timeline=timeline,
             tenant=tenant,
         )
-        request = LiveRequest(self, encode_head(head), head, outputs, keys)
+        try:
+            data = encode_head(head)
+        except (OverflowError, TypeError, ValueError) as error:  # only params can hold such a value
+            raise InvalidInput("params", str(error)) from error
+        request = LiveRequest(self, data, head, outputs, keys)
         self._count(head, 1)
         self.live[request.head] = request
         self._open_numbers[head.number] = None
