@@ -63,6 +63,8 @@ class SessionService(BaseService):
         _writes(session)
         for pool, leases in self.leases.items():
             self._apply(pool, leases.end(session.id, name))
+        if self._drops:  # so that what follows this message does not find the pages of a short session
+            self._drop_slice()
         session.reply(message)
 
     def _tiers(self, session: Session, message: Message) -> None:

@@ -55,8 +55,8 @@ class AsyncDeployment:
         return AsyncSession(self.gateway, id, params)
 
     async def submit(self, **options: Any) -> AsyncRequest:
-        """A request of a session of its own; see `AsyncSession.submit`."""
-        return await self.session().submit(**options)
+        """A request without a session; see `AsyncSession.submit`."""
+        return await AsyncSession(self.gateway, nameless=True).submit(**options)
 
     def status(self) -> dict[str, RoleStatus]:
         """Every role: its state, and that of each replica with pid, epoch, restarts, load seconds and cause."""
@@ -113,8 +113,8 @@ class Deployment:
         return Session(self._app.session(id, params), self._call)
 
     def submit(self, **options: Any) -> Request:
-        """A request of a session of its own; see `Session.submit`."""
-        return self.session().submit(**options)
+        """A request without a session; see `Session.submit`."""
+        return Request(self._call(self._app.submit(**options)), self._call)
 
     def status(self) -> dict[str, RoleStatus]:
         """Every role: its state, and that of each replica with pid, epoch, restarts, load seconds and cause."""

@@ -75,10 +75,19 @@ class AsyncSession:
     """Requests that share an id and params. Requests of one session are independent of each other.
 
     Roles may keep something for a session (a conversation): `close()` it or `async with` it, and they let go of it.
+    Requests of a `nameless` one belong to no session, as far as roles can see.
     """
 
-    def __init__(self, gateway: Gateway, id: str | None = None, params: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        id: str | None = None,
+        params: Mapping[str, Any] | None = None,
+        *,
+        nameless: bool = False,
+    ) -> None:
         self.id = id or secrets.token_hex(8)
+        self._nameless = nameless
         self.params = dict(params or {})
         self._gateway = gateway
 
@@ -104,7 +113,7 @@ class AsyncSession:
         live = self._gateway.submit(
             inputs,
             params={**self.params, **(params or {})},
-            session=self.id,
+            session=None if self._nameless else self.id,
             deadline_s=deadline,
             seed=seed,
             timeline=timeline,
