@@ -165,6 +165,11 @@ class RemoteSession:
         """
         return self._remote._submit(self.id, self.params, options)
 
+    def about(self) -> dict[str, Any]:
+        """What the server says of it: `turns`, `live` requests, `params`, and its `kv` by tier. Raises RemoteError."""
+        about: dict[str, Any] = self._remote._call("GET", f"/v1/sessions/{quote(self.id, safe='')}")
+        return about
+
     def close(self) -> None:
         """Forget the session at the server; cancels what is under way. Raises RemoteError if it has none."""
         self._remote._call("DELETE", f"/v1/sessions/{quote(self.id, safe='')}")

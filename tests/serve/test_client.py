@@ -56,6 +56,7 @@ def test_sessions_share_params(host: Host) -> None:
         session.update(heat=4.0)
         assert session.submit(text="a").result()["dish"][1] == " 4.0"
         assert session.submit(text="a", params={"heat": 5.0}).result()["dish"][1] == " 5.0"
+        assert (session.about()["turns"], session.about()["kv"]) == (3, None)
         session.close()
         assert remote.status()["cook"]["state"] == "up"
 
