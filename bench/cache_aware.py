@@ -2,10 +2,11 @@
 
 `python bench/cache_aware.py [--json] [--rounds N] [--prefixes N] [--length BYTES] [--model FOLDER]`. A tiny DeepSeek-V2
 unless a checkpoint is named. Two deployments are alive, one of each strategy; requests alternate between them. Every
-replica keeps its pages to itself and has room for half of all prefixes (as replicas on different nodes would). Each
-round asks once about each prefix, in a random order; the first round, which nobody has seen, is not counted.
+replica has a memory manager of its own, with room for little more than half of all prefixes, as replicas on different
+machines would; `cache_aware` asks the managers what they hold. Each round asks once about each prefix, in a random
+order; the first round, which nobody has seen, is not counted.
 
---json prints one object: for each strategy hit_tokens and prompt_tokens (sums), ttft_ms (median, quartiles).
+--json prints one object: for each strategy hit_tokens and prompt_tokens (sums), ttft_ms (median) and its quartiles.
 """
 
 from __future__ import annotations
@@ -18,18 +19,22 @@ import statistics
 import tempfile
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from importlib.metadata import version
 from typing import Any
 
 import omni_flow
+from omni_flow import cache_aware
 from omni_flow.compute.engine import EndEvent
+from omni_flow.compute.sglang.pages import LOT
 from omni_flow.control.runtime.methods import Emit, emit
+from omni_flow.control.strategies import Balance
+from omni_flow.deploy.memory import Memory
 from omni_flow.models.deepseek_v2.template import TEMPLATE
 from omni_flow.models.engine_role import EngineRole, Turn
 from omni_flow.testing import tiny_checkpoint
 
-STRATEGIES = ("cache_aware", "round_robin")
+STRATEGIES: dict[str, str | Balance] = {"cache_aware": cache_aware(load_weight=8), "round_robin": "round_robin"}
 PAGE = 16
 
 
@@ -46,7 +51,7 @@ class Counted(EngineRole):
                     yield emit(token=token)
 
 
-def graph_of(balance: str, init: dict[str, Any]) -> omni_flow.Graph:
+def graph_of(balance: str | Balance, init: dict[str, Any]) -> omni_flow.Graph:
     """One role with that strategy."""
     graph = omni_flow.Graph("cache_aware_bench")
     question = graph.placeholder("question", omni_flow.Text, required=True)
@@ -72,7 +77,7 @@ def measure(options: argparse.Namespace, folder: str) -> dict[str, Any]:
     """All rounds."""
     draw = random.Random(7)
     prefixes = ["".join(draw.choices("abcdefgh ", k=options.length)) for _ in range(options.prefixes)]
-    quota = (options.prefixes * options.length // 2 + 2 * options.length) // PAGE * PAGE
+    quota = (options.prefixes * options.length // 2 - 2 * LOT * PAGE + options.length) // PAGE * PAGE
     init = {
         "model": folder,
         "template": TEMPLATE,
@@ -80,14 +85,16 @@ def measure(options: argparse.Namespace, folder: str) -> dict[str, Any]:
         "sampling": {"max_tokens": 4, "ignore_eos": True},
     }
     samples: dict[str, list[tuple[float, int, int]]] = {name: [] for name in STRATEGIES}
-    with (
-        omni_flow.launch(graph_of(STRATEGIES[0], init), memory=None) as aware,
-        omni_flow.launch(graph_of(STRATEGIES[1], init), memory=None) as blind,
-    ):
+    memory = Memory(managers=2, temp_bytes=64 << 20)
+    with ExitStack() as stack:
+        apps = {
+            name: stack.enter_context(omni_flow.launch(graph_of(balance, init), memory=memory))
+            for name, balance in STRATEGIES.items()
+        }
         for turn in range(options.rounds + 1):
             for prefix in draw.sample(prefixes, len(prefixes)):
                 question = f"{prefix} question {turn}"
-                for name, app in zip(STRATEGIES, (aware, blind), strict=True):
+                for name, app in apps.items():
                     sample = ask(app, question)
                     if turn:
                         samples[name].append(sample)
