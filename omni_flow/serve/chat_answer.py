@@ -105,7 +105,7 @@ class Choice:
         self._finish = why
         if not self.speaks and not (why == "cut" and self._stops_itself):
             self._enough = True
-            self.running.cancel()
+            self.running.enough()
 
     def _about(self, kind: str, value: Any) -> None:
         if kind == "finish":

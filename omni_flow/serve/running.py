@@ -34,6 +34,7 @@ class Running:
         self.outputs: frozenset[str] | None = None
         self.sent: frozenset[str] = frozenset()
         self.delivered: dict[str, int] = {}
+        self._enough = False
 
     def attach(self, live: Any) -> None:
         """The gateway has admitted it."""
@@ -58,9 +59,9 @@ class Running:
 
     @property
     def outcome(self) -> Outcome | None:
-        """How it ended; None while it runs."""
+        """How it ended; None while it runs. Done is too what the server ended because its caller had enough."""
         outcome: Outcome | None = self.live.outcome
-        return outcome
+        return Outcome.DONE if self._enough and outcome is Outcome.CANCELLED else outcome
 
     def cancel(self) -> bool:
         """End it, if it has not ended: everything it holds anywhere is freed."""
@@ -68,6 +69,11 @@ class Running:
         if done:
             self.live.node.flush()
         return done
+
+    def enough(self) -> None:
+        """The caller has all that was asked for: what else the graph would make is cancelled."""
+        self._enough = self.live.outcome is None
+        self.cancel()
 
     async def batch(self) -> list[tuple[str, Any]]:
         """The outputs at hand; none when it is over."""

@@ -86,6 +86,8 @@ def test_text_ends_after_max_tokens_pieces(ai: openai.OpenAI, host: Host) -> Non
     answer = ask(ai, "one two three four", max_tokens=2)
     assert answer.choices[0].message.content == "one two"
     assert answer.choices[0].finish_reason == "length"
+    with host.client() as http:
+        assert http.get("/v1/requests").json()["data"][0]["outcome"] == "done"
     host.idle()
 
 
