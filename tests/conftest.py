@@ -13,6 +13,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 WITHOUT_SGLANG = sys.version_info >= (3, 13)
 """SGLang 0.5.17 is for Python 3.11 and 3.12. Where it could be installed its absence is a failure, not an excuse."""
 NEEDS_SGLANG = (
+    "cli/test_commands.py::test_doctor_checks_the_versions",
     "compute/test_engine_",
     "compute/test_takeover.py",
     "examples/test_deepseek.py",
@@ -24,7 +25,7 @@ NEEDS_SGLANG = (
     "serve/test_demo.py",
     "serve/test_session_kv.py",
 )
-"""How the names of tests begin that run an engine; beside them, those with the fixture `llm`."""
+"""How the names of tests begin that run an engine or read its package; beside them, those with the fixture `llm`."""
 _left_out: set[str] = set()
 
 
