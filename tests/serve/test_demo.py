@@ -90,17 +90,17 @@ def test_a_second_turn_of_a_session_finds_the_kv_of_the_first_and_what_is_asked_
     demo: Served,
 ) -> None:
     def ask(text: str, **more: Any) -> dict[str, Any]:
-        body = {"messages": [{"role": "user", "content": text}], "max_tokens": 12, "session": "talk", **more}
+        body = {"messages": [{"role": "user", "content": text}], "max_tokens": 6, "session": "talk", **more}
         answer: dict[str, Any] = httpx.post(f"{demo.url}/v1/chat/completions", json=body, timeout=120).json()
         return answer
 
     first = ask("What is the capital of France?")
     more = ask("And of Spain?", logprobs=True, top_logprobs=3, temperature=0.5, seed=1)
-    assert first["usage"]["completion_tokens"] == more["usage"]["completion_tokens"] == 12
+    assert first["usage"]["completion_tokens"] == more["usage"]["completion_tokens"] == 6
     assert [answer["choices"][0]["finish_reason"] for answer in (first, more)] == ["length", "length"]
     before = first["usage"]["total_tokens"] - 1
     assert more["usage"]["prompt_tokens_details"]["cached_tokens"] == before // 16 * 16
-    assert [len(one["top_logprobs"]) for one in more["choices"][0]["logprobs"]["content"]] == [3] * 12
+    assert [len(one["top_logprobs"]) for one in more["choices"][0]["logprobs"]["content"]] == [3] * 6
     assert first["choices"][0]["logprobs"] is None
     stopped = ask("What is the capital of France?", session="other", stop=["capital"])["choices"][0]
     assert (stopped["finish_reason"], stopped["message"]["content"]) == ("stop", "The ")
