@@ -27,9 +27,14 @@ def ask(url: str, key: str | None, path: str) -> Any:
         answer = httpx.get(f"{url}{path}", headers=headers, timeout=10.0)
     except httpx.HTTPError as error:
         raise UserError(f"{url}: {error}", "start one with `omni-flow serve`, or say where with --url") from error
-    if answer.status_code >= 400:
-        raise UserError(f"{url}{path}: {answer.json()['error']['message']}", code=ExitCode.FAILED)
-    return answer.json()
+    try:
+        found = answer.json()
+        told = found["error"]["message"] if answer.status_code >= 400 else None
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{url}{path}: {answer.status_code}, and no answer of omni-flow", "see --url") from None
+    if told is not None:
+        raise UserError(f"{url}{path}: {told}", code=ExitCode.FAILED)
+    return found
 
 
 def top(url: str, key: str | None, once: bool, as_json: bool) -> None:
@@ -84,7 +89,7 @@ def _replicas(graph: dict[str, Any]) -> Table:
 
 
 def _ms(value: float) -> str:
-    return f"{value:.1f} ms"
+    return f"{value:.1f} ms" if value else "–"
 
 
 def _interfaces(graph: dict[str, Any]) -> Table:

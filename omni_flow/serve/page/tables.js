@@ -33,7 +33,7 @@ export function interfaces(body, graph) {
   body.replaceChildren(...graph.interfaces.map((one) => {
     const row = document.createElement("tr");
     row.append(cell(one.name), cell(round(one.per_s), "num"));
-    for (const name of ["wait_p50_ms", "wait_p95_ms", "run_p50_ms", "run_p95_ms"]) row.append(cell(`${round(one[name])} ms`, "num"));
+    for (const name of ["wait_p50_ms", "wait_p95_ms", "run_p50_ms", "run_p95_ms"]) row.append(cell(one[name] ? `${round(one[name])} ms` : "–", "num"));
     return row;
   }));
 }
