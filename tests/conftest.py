@@ -21,7 +21,6 @@ NEEDS_SGLANG = (
     "examples/test_demo_roles.py::test_all_roles_close",
     "examples/test_demo_talk.py",
     "models/test_engine_role.py::test_a_role_outlives_its_engine",
-    "serve/test_session_kv.py",
     "serve/test_deepseek.py",
     "serve/test_demo.py",
     "serve/test_session_kv.py",
