@@ -29,7 +29,6 @@ from omni_flow.data.server import ServerConfig
 from omni_flow.data.transfer.client import TransferClient
 from omni_flow.data.transfer.node_config import NodeConfig
 
-pytestmark = pytest.mark.timeout(300)
 T = TypeVar("T")
 PAGE, QUOTA, LENGTH = 16, 64, 800
 CACHED = LENGTH - PAGE

@@ -142,3 +142,20 @@ def test_a_hit_takes_the_room_of_idle_pins_and_never_of_its_own_chain() -> None:
     assert book.available < 2
     assert book.match(keys_of([1, 1, 1, 1])).chain() == first
     assert book.check() == []
+
+
+def test_pages_that_are_leased_ahead_never_stand_in_the_way_of_a_hit() -> None:
+    source = LocalPages(3 * LOT)
+    source.quota = LOT
+    book, other = PageBook(source), PageBook(source)
+    for tokens in ([1, 1, 1], [2, 2]):
+        one = Running(other, tokens)
+        one.own = other.take(len(tokens))
+        other.unlock(other.seal(Part(one.node, keys_of(tokens), one.own))()[0].node)
+    book.give(book.take(LOT))
+    assert book.leased == LOT
+    assert book.match(keys_of([1, 1, 1])).depth == 3
+    assert book.leased == LOT - 3
+    assert book.match(keys_of([2, 2])).depth == 2
+    assert book.pinned == 5
+    assert book.check() == []

@@ -17,7 +17,7 @@ def test_each_hook_and_each_part_that_is_not_in_force_is_named() -> None:
         [sys.executable, str(PROBE), str(kit.GOLDENS / "deepseek_v2_lite")],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=500,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])

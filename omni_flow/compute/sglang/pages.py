@@ -159,13 +159,16 @@ class PageBook:
         self.held -= len(pages)
         self._lease.extend(pages)
         if len(self._lease) > 2 * LOT:
-            surplus = self._lease[:-LOT]
-            del self._lease[:-LOT]
-            if self.fence is None:
-                self.source.give(surplus)
-            else:
-                self._leaving.append((self.fence(), surplus))
+            self._leave(self._lease[:-LOT])
         self._settle()
+
+    def _leave(self, first: list[int]) -> None:
+        """The first of the lease go back, once the device has passed."""
+        del self._lease[: len(first)]
+        if self.fence is None:
+            self.source.give(first)
+        elif first:
+            self._leaving.append((self.fence(), first))
 
     def _settle(self) -> None:
         while self._leaving and self._leaving[0][0]():
@@ -203,16 +206,17 @@ class PageBook:
         return node
 
     def _find(self, node: Node, keys: Sequence[PageHash]) -> list[int]:
-        """Pages of the source that follow `node`; idle pins on others make room for pins on them."""
-        room = max(0, self.available - self.leased)
-        if room < len(keys) and self._idle:
-            short = self.source.known(keys) - room
-            if short > 0:
+        """Pages of the source that follow `node`; leased pages without content and idle pins on others make room."""
+        room = self.available - self.leased
+        if room < len(keys) and (self._lease or self._idle):
+            wanted = self.source.known(keys)
+            if wanted > room:
+                self._leave(self._lease[: wanted - room])
                 self.lock(node)
-                self.evict(short)
+                self.evict(max(0, wanted - self.available + self.leased))
                 self.unlock(node)
-                room = max(0, self.available - self.leased)
-        return self.source.find(keys[:room]) if room else []
+                room = self.available - self.leased
+        return self.source.find(keys[:room]) if room > 0 else []
 
     def seal(self, *parts: Part) -> Callable[[], list[Sealed]]:
         """Publish pages of several sequences with one call of the source; they leave their `own`.
