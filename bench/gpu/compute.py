@@ -14,7 +14,14 @@ ttft_l1_ratio          first token of a 32,768-token prompt found whole in L1, o
 tail_extend_ms         first token of a prompt of which all but 64 tokens are cached
 pd_extra_ms, pd_gap_ms A prefills and emits the first token, B goes on: first token against A's own, first to second
 turns_ratio            first token of turn 10 over turn 1: 512 new prompt tokens and 256 answer tokens a turn
+ttft_l2_ratio, ttft_l3_ratio   first token of a 32,768-token prompt that lies in L2 (in L3 on the disk of --ssd) alone,
+                       over ttft_l1_ms and the time its bytes take at what the tier was measured to give in this run:
+                       a pinned copy to the device; reads past the page cache by four threads. ttft_l2_over_recompute:
+                       the same first token over recompute_ms
 second_role_gib        device memory that B took at its start
+
+--tiny runs every step on a CPU with a tiny model, an engine of ours without a memory manager in place of plain SGLang
+and all lengths divided by 64: it shows that the script works, its numbers mean nothing.
 """
 
 from __future__ import annotations
@@ -22,6 +29,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import mmap
 import multiprocessing
 import os
 import platform
@@ -32,6 +40,7 @@ import sys
 import tempfile
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Any
@@ -39,10 +48,13 @@ from typing import Any
 ROOT = Path(__file__).parent.parent.parent
 PAGE, CONTEXT = 64, 40_960
 QUOTA = 2048 * PAGE
+L2_PAGES, VOCABULARY = 1024, 102_400
+TINY = 64
 CONFIG = {
-    "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "vocab_size": 102400, "hidden_size": 2048,
-    "intermediate_size": 10944, "moe_intermediate_size": 1408, "num_hidden_layers": 27, "num_attention_heads": 16,
-    "num_key_value_heads": 16, "n_shared_experts": 2, "n_routed_experts": 64, "routed_scaling_factor": 1.0,
+    "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "vocab_size": VOCABULARY,
+    "hidden_size": 2048, "intermediate_size": 10944, "moe_intermediate_size": 1408, "num_hidden_layers": 27,
+    "num_attention_heads": 16, "num_key_value_heads": 16, "n_shared_experts": 2, "n_routed_experts": 64,
+    "routed_scaling_factor": 1.0,
     "kv_lora_rank": 512, "q_lora_rank": None, "qk_rope_head_dim": 64, "v_head_dim": 128, "qk_nope_head_dim": 128,
     "topk_method": "greedy", "n_group": 1, "topk_group": 1, "num_experts_per_tok": 6, "moe_layer_freq": 1,
     "first_k_dense_replace": 1, "norm_topk_prob": False, "scoring_func": "softmax", "hidden_act": "silu",
@@ -82,16 +94,56 @@ def metadata_folder(folder: Path) -> None:
     sys.path.insert(0, str(Path(__file__).parent))
 
 
-def used_gib() -> float:
-    """GiB in use on the device, all processes."""
+def used_gib(tiny: bool) -> float:
+    """GiB in use on the device, all processes; 0 without one."""
+    if tiny:
+        return 0.0
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     return float(subprocess.run(query, capture_output=True, text=True, check=True).stdout) / 1024
 
 
-def prompts(count: int, length: int, seed: int) -> list[list[int]]:
+def prompts(count: int, length: int, seed: int, vocabulary: int) -> list[list[int]]:
     """Random prompts."""
     rng = random.Random(seed)
-    return [[rng.randrange(1000, 90_000) for _ in range(length)] for _ in range(count)]
+    return [[rng.randrange(vocabulary // 100, vocabulary * 7 // 8) for _ in range(length)] for _ in range(count)]
+
+
+def device_rate() -> float:
+    """Bytes a second of a pinned copy to the device."""
+    import torch
+
+    nbytes = 256 << 20
+    host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+    device = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
+    times = []
+    for _ in range(7):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        device.copy_(host, non_blocking=True)
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - began)
+    return nbytes / statistics.median(times)
+
+
+def disk_rate(folder: Path) -> float:
+    """Bytes a second that four threads read of a file in `folder`, past the page cache."""
+    piece, count = 2 << 20, 128
+    path = folder / "raw"
+    path.write_bytes(os.urandom(piece) * count)
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+
+    def read(at: int) -> None:
+        os.preadv(fd, [mmap.mmap(-1, piece)], at * piece)
+
+    times = []
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(5):
+            began = time.perf_counter()
+            list(pool.map(read, range(count)))
+            times.append(time.perf_counter() - began)
+    os.close(fd)
+    path.unlink()
+    return piece * count / statistics.median(times)
 
 
 # -- plain SGLang, in a process of its own ----------------------------------------------------------------------------
@@ -126,21 +178,42 @@ class Plain:
         self._process.start()
         theirs.close()
 
-    def wait(self) -> None:
+    async def start(self) -> None:
         """Until it serves."""
-        assert self._pipe.recv() == "up"
+        assert await asyncio.get_running_loop().run_in_executor(None, self._pipe.recv) == "up"
 
     def __call__(self, ids: list[list[int]], count: int) -> tuple[float, list[list[int]]]:
         self._pipe.send((ids, count))
         seconds, tokens = self._pipe.recv()
         return seconds, tokens
 
-    def close(self) -> None:
+    async def close(self) -> None:
         if self._process.is_alive():
             self._pipe.send(None)
         self._process.join(15)
         if self._process.is_alive():
             self._process.kill()
+
+
+def wait_for_jobs(client: Any) -> None:
+    """Until no page moves between tiers: one that is filled faster than it is emptied drops pages."""
+    while client.stats()["pool_jobs_running/kv"]:
+        time.sleep(0.005)
+
+
+class PlainEngine:
+    """In the place of `Plain` under --tiny: an engine of ours that keeps its pages to itself."""
+
+    def __init__(self, config: Any) -> None:
+        from omni_flow.compute.sglang.kernel import SGLangEngine
+
+        self.engine = SGLangEngine(config)
+
+    async def start(self) -> None:
+        await self.engine.start()
+
+    async def close(self) -> None:
+        await self.engine.close()
 
 
 # -- ours -------------------------------------------------------------------------------------------------------------
@@ -179,8 +252,11 @@ async def first_and_second(engine: Any, prompt: list[int]) -> tuple[int, float, 
 class Figures:
     """The measurements, one method a figure; all append to `out`."""
 
-    def __init__(self, plain: Plain, a: Any, b: Any, pairs: int) -> None:
-        self.plain, self.a, self.b, self.pairs = plain, a, b, pairs
+    def __init__(self, plain: Plain | PlainEngine, a: Any, b: Any, options: argparse.Namespace) -> None:
+        self.plain, self.a, self.b = plain, a, b
+        self.pairs: int = options.pairs
+        self.tiny: bool = options.tiny
+        self._kept: str | None = options.out
         self.out: dict[str, float] = {}
         self.samples: dict[str, list[float]] = {}
         self.seed = 1000
@@ -189,11 +265,12 @@ class Figures:
         """A figure: the median of its samples."""
         self.samples[name] = samples
         self.out[name] = statistics.median(samples)
+        self.keep()
 
-    def keep(self, path: str, flags: dict[str, Any]) -> None:
+    def keep(self) -> None:
         """Write everything so far."""
-        kept = {"figures": self.out, "samples": self.samples, "flags": flags}
-        Path(path).write_text(json.dumps(kept))
+        if self._kept:
+            Path(self._kept).write_text(json.dumps({"figures": self.out, "samples": self.samples}))
 
     async def equality(self) -> None:
         """equal_tokens*: 48 greedy tokens of prompts alone in their batch, cold and then cached."""
@@ -219,14 +296,19 @@ class Figures:
 
     def fresh(self, count: int, length: int) -> list[list[int]]:
         self.seed += 1
-        return prompts(count, length, self.seed)
+        return prompts(count, self.length(length), self.seed, 256 if self.tiny else VOCABULARY)
+
+    def length(self, tokens: int) -> int:
+        """Of a prompt or an answer."""
+        return max(1, tokens // TINY) if self.tiny else tokens
 
     async def throughput(self, batch: int, new: int) -> None:
         """prefill_N, decode_N and whether the tokens are equal."""
         prefill, decode, speed, same = [], [], [], []
+        new = self.length(new)
         for _ in range(self.pairs):
             ids = self.fresh(batch, 512)
-            times = {}
+            times: dict[str, tuple[float, float, list[list[int]]]] = {}
             for name in ("plain", "ours") if self.seed % 2 else ("ours", "plain"):
                 run = self._run(name)
                 cold, _ = await run(ids, 1)
@@ -247,6 +329,8 @@ class Figures:
 
     def _run(self, name: str) -> Any:
         async def plain(ids: list[list[int]], count: int) -> tuple[float, list[list[int]]]:
+            if isinstance(self.plain, PlainEngine):
+                return await ours(self.plain.engine, ids, count)
             return await asyncio.get_running_loop().run_in_executor(None, self.plain, ids, count)
 
         async def mine(ids: list[list[int]], count: int) -> tuple[float, list[list[int]]]:
@@ -272,6 +356,36 @@ class Figures:
             tails.append(((await plain(ids, 1))[0] * 1e3, (await mine(ids, 1))[0] * 1e3))
         self.note("tail_extend_ms", [m for _, m in tails])
         self.note("sglang_tail_extend_ms", [p for p, _ in tails])
+
+    async def tiers(self, client: Any, keys_of: Any, page_bytes: int, ssd: Path) -> None:
+        """ttft_l2_ratio, ttft_l3_ratio.
+
+        Args:
+            client: of the memory manager.
+            keys_of: the page keys of a prompt.
+            ssd: folder of L3.
+        """
+        from omni_flow.data.messages import L1, L2, L3
+
+        (prompt,) = self.fresh(1, 32_768)
+        recompute = (await ours(self.a, [prompt], 1))[0] * 1e3
+        near = statistics.median([(await ours(self.a, [prompt], 1))[0] * 1e3 for _ in range(5)])
+        keys = keys_of(prompt)
+        nbytes = len(keys) * page_bytes
+        rates = {L2: 1e11 if self.tiny else device_rate(), L3: disk_rate(ssd)}
+        self.out |= {"l2_gb_per_s": rates[L2] / 1e9, "l3_gb_per_s": rates[L3] / 1e9}
+        for name, tier, above in (("l2", L2, L1), ("l3", L3, L1 | L2)):
+            times = []
+            for _ in range(max(3, self.pairs // 4)):
+                while any(at & above or not at for at in client.probe("kv", keys).tolist()):
+                    await ours(self.a, self.fresh(1, 2048), 1)
+                    wait_for_jobs(client)
+                    if not all(client.probe("kv", keys).tolist()):
+                        raise RuntimeError(f"pages were dropped on their way to {name}")
+                times.append((await ours(self.a, [prompt], 1))[0] * 1e3)
+            self.note(f"ttft_{name}_ms", times)
+            self.note(f"ttft_{name}_ratio", [ms / (near + nbytes / rates[tier] * 1e3) for ms in times])
+        self.out["ttft_l2_over_recompute"] = self.out["ttft_l2_ms"] / recompute
 
     async def roles(self) -> None:
         """pd_extra_ms and pd_gap_ms."""
@@ -302,52 +416,102 @@ class Figures:
             for _ in range(10):
                 history += self.fresh(1, 512)[0]
                 times.append((await ours(self.a, [history], 1))[0])
-                _, tokens = await ours(self.a, [history], 256)
+                _, tokens = await ours(self.a, [history], self.length(256))
                 history += tokens[0]
             ratios.append(times[-1] / times[0])
-            new = self.fresh(1, len(history) - 256)
+            new = self.fresh(1, 10 * 512 + 9 * 256)
             plain_ratios.append((await ours(self.a, new, 1))[0] / times[0])
         self.note("turns_ratio", ratios)
         self.note("turns_ratio_recomputed", plain_ratios)
 
 
-async def measure(options: argparse.Namespace, work: Path, say: Any) -> dict[str, float]:
-    """Everything, in the order in which it matters most. A step that fails is told, and the run fails in the end."""
-    from omni_flow.compute.kv_layout import kv_layout
+def engine_config(folder: Path, options: argparse.Namespace, flags: dict[str, Any], **where: Any) -> Any:
+    """Of an engine of ours."""
     from omni_flow.compute.sglang.config import EngineConfig
-    from omni_flow.compute.sglang.kernel import SGLangEngine
+
+    if options.tiny:
+        return EngineConfig(
+            model=str(folder), page_size=PAGE // 16, max_tokens=256 * PAGE // 16, max_running=64,
+            context=CONTEXT // TINY, chunk=8192 // TINY, **where,
+        )  # fmt: skip
+    return EngineConfig(
+        model=str(folder), device="cuda", dtype="bfloat16", max_tokens=QUOTA, page_size=PAGE, max_running=64,
+        context=CONTEXT, chunk=8192, threads=0, overlap=True, revision="bench", load_format="dummy",
+        tail_graph=not options.no_tail_graph, share_weights=not options.own_weights, extra=flags, **where,
+    )  # fmt: skip
+
+
+def memory_manager(folder: Path, work: Path, ssd: Path, tiny: bool) -> tuple[Any, int]:
+    """A memory manager with three tiers; returns its process and the bytes of a page."""
+    from omni_flow.compute.kv_layout import kv_layout
     from omni_flow.data.kv_pool import PoolSpec
     from omni_flow.data.launch import start
     from omni_flow.data.server import ServerConfig
 
-    flags = FLAGS | PREFILL_GRAPHS[options.prefill_graphs]
-    folder = work / "model"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    page_bytes = kv_layout(CONFIG).page_bytes(PAGE, "bfloat16")
+    layout = kv_layout(json.loads((folder / "config.json").read_text()))
+    page_bytes = layout.page_bytes(PAGE // 16, "float32") if tiny else layout.page_bytes(PAGE, "bfloat16")
+    quota = 256 if tiny else QUOTA // PAGE
+    l3_pages = (16 if tiny else 4) * quota
+    place: dict[str, Any] = {} if tiny else {"l1_device": 0, "planes": 27}
     pool = PoolSpec(
-        name="kv", page_bytes=page_bytes, l1_pages=2 * (QUOTA // PAGE + 64) + 65, padding=1, l1_device=0, planes=27
-    )
-    manager = start(ServerConfig(path=str(work / "memory.sock"), pools=(pool,), huge=False))
-    config = EngineConfig(
-        model=str(folder), device="cuda", dtype="bfloat16", max_tokens=QUOTA, page_size=PAGE, max_running=64,
-        context=CONTEXT, chunk=8192, threads=0, overlap=True, revision="bench", manager=str(work / "memory.sock"),
-        pool="kv", load_format="dummy", tail_graph=not options.no_tail_graph, share_weights=not options.own_weights,
-        extra=flags,
+        name="kv", page_bytes=page_bytes, l1_pages=2 * (quota + 64) + 65, l2_pages=quota if tiny else L2_PAGES,
+        l3_pages=l3_pages, padding=1, policy="lru",  # the default would keep a prompt that was read often
+        **place,
     )  # fmt: skip
+    copier = "omni_flow.data.mover" if tiny else "omni_flow.data.cuda_mover"
+    cap = l3_pages * (page_bytes + 8192) + (1 << 30)
+    movers = (
+        ("{python}", "-m", copier, "{path}"),
+        ("{python}", "-m", "omni_flow.data.ssd.mover", "{path}", str(ssd / "l3"), str(cap)),
+    )
+    path = str(work / "memory.sock")
+    return start(ServerConfig(path=path, pools=(pool,), huge=False, movers=movers)), page_bytes
+
+
+async def measure(options: argparse.Namespace, work: Path, say: Any) -> dict[str, float]:
+    """Everything, in the order in which it matters most. A step that fails is told, and the run fails in the end."""
+    from omni_flow.compute.prefix import PageChain
+    from omni_flow.compute.sglang.kernel import SGLangEngine
+    from omni_flow.compute.sglang.worker import namespace_of
+    from omni_flow.data.client import MemoryManagerClient
+
+    flags = FLAGS | PREFILL_GRAPHS[options.prefill_graphs]
+    folder, ssd = work / "model", Path(options.ssd or work)
+    if options.tiny:
+        from omni_flow.testing import tiny_checkpoint
+
+        tiny_checkpoint("deepseek_v2", folder)
+    else:
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(CONFIG))
+    manager, page_bytes = memory_manager(folder, work, ssd, options.tiny)
+    config = engine_config(folder, options, flags, manager=str(work / "memory.sock"), pool="kv")
     begin = time.perf_counter()
-    plain = Plain(str(folder), flags)
+    plain: Plain | PlainEngine
+    if options.tiny:
+        plain = PlainEngine(engine_config(folder, options, flags))
+    else:
+        plain = Plain(str(folder), flags)
     a, b = SGLangEngine(config), SGLangEngine(config)
     try:
         await a.start()
-        say(f"A up after {time.perf_counter() - begin:.0f} s, {used_gib():.1f} GiB")
-        await asyncio.get_running_loop().run_in_executor(None, plain.wait)
-        before = used_gib()
+        say(f"A up after {time.perf_counter() - begin:.0f} s, {used_gib(options.tiny):.1f} GiB")
+        await plain.start()
+        before = used_gib(options.tiny)
         say(f"plain up after {time.perf_counter() - begin:.0f} s, {before:.1f} GiB")
         await b.start()
-        figures = Figures(plain, a, b, options.pairs)
-        figures.out["second_role_gib"] = used_gib() - before
-        say(f"B up after {time.perf_counter() - begin:.0f} s, {used_gib():.1f} GiB")
+        figures = Figures(plain, a, b, options)
+        figures.out["second_role_gib"] = used_gib(options.tiny) - before
+        say(f"B up after {time.perf_counter() - begin:.0f} s, {used_gib(options.tiny):.1f} GiB")
+        root = namespace_of(config).root()
+
+        def keys_of(prompt: list[int]) -> list[Any]:
+            return PageChain(root).upto(prompt, len(prompt) - 1, config.page_size)
+
+        async def tiers() -> None:
+            with MemoryManagerClient(str(work / "memory.sock"), name="bench") as client:
+                await figures.tiers(client, keys_of, page_bytes, ssd)
+
         steps = {
             "warm": figures.warm,
             "equality": figures.equality,
@@ -357,23 +521,25 @@ async def measure(options: argparse.Namespace, work: Path, say: Any) -> dict[str
             "16": lambda: figures.throughput(16, 64),
             "64": lambda: figures.throughput(64, 64),
             "turns": figures.turns,
+            "tiers": tiers,
         }
         failed = []
         for name in options.steps.split(",") if options.steps else steps:
+            if time.perf_counter() - begin > options.seconds:
+                failed.append(name)
+                continue
             try:
                 await steps[name]()
             except Exception:
                 failed.append(name)
                 say(f"{name} failed: {traceback.format_exc()}")
             say(f"{name} done after {time.perf_counter() - begin:.0f} s: {json.dumps(figures.out)}")
-            if options.out:
-                figures.keep(options.out, flags)
+            figures.keep()
         if failed:
-            raise SystemExit(f"these steps failed: {', '.join(failed)}")
+            raise SystemExit(f"these steps failed, or there was no time for them: {', '.join(failed)}")
         return figures.out
     finally:
-        plain.close()
-        await asyncio.gather(a.close(), b.close(), return_exceptions=True)
+        await asyncio.gather(plain.close(), a.close(), b.close(), return_exceptions=True)
         manager.terminate()
         manager.wait(20)
 
@@ -382,8 +548,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--pairs", type=int, default=20)
-    parser.add_argument("--out", help="write figures and samples here after each step")
+    parser.add_argument("--out", help="write figures and samples here as they come")
+    parser.add_argument("--seconds", type=float, default=1400.0, help="no step begins later than this")
     parser.add_argument("--steps", help="only these, in this order, comma between")
+    parser.add_argument("--tiny", action="store_true", help="on a CPU with a tiny model: whether the script works")
+    parser.add_argument("--ssd", help="folder on the disk of L3; default: of temporary files")
     parser.add_argument("--no-tail-graph", action="store_true", help="short extends as SGLang runs them")
     parser.add_argument("--own-weights", action="store_true", help="every engine of ours loads its own")
     parser.add_argument("--prefill-graphs", choices=sorted(PREFILL_GRAPHS), default="breakable")
@@ -395,8 +564,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as work:
         metadata = Path(work) / "metadata"
         metadata.mkdir()
-        metadata_folder(metadata)
-        os.environ["SGLANG_PLUGINS"] = "omni_bench"
+        if not options.tiny:
+            metadata_folder(metadata)
+            os.environ["SGLANG_PLUGINS"] = "omni_bench"
         figures = asyncio.run(measure(options, Path(work), say))
     if options.json:
         print(json.dumps(figures))
