@@ -1,4 +1,10 @@
-"""What a hop costs: `python bench/hop.py --json`. Identity roles, one process each, Unix SEQPACKET.
+"""What a hop costs: `python bench/hop.py --json`. Roles that do nothing, one process each, Unix SEQPACKET.
+
+A hop is a third of the difference between chains of four roles and of one. `hop_header_us` carries an int. Rows of
+arrays: `hop_<size>_us`, each role answers with an array of that size from its own ordinary memory, so that each hop
+copies one into the arena; `_ratio`, the same over header hop and memcpy of that run; `hop_inplace_us`, the array is
+computed where its reader finds it (the slowest of the sizes; none of them touched); `hop_forward_us`, each role gives
+on the 16 MiB it was given.
 
 Runs of the compared graphs are interleaved; every figure is the median of rounds, with the quartiles in the long form.
 The floors of the same machine and run (bare SEQPACKET echo between two processes, memcpy) are measured in between.
@@ -125,9 +131,10 @@ async def measure(rounds: int) -> Samples:
         one, four = await launch(hop_roles.chain(1)), await launch(hop_roles.chain(4))
         diamond, paced = await launch(hop_roles.diamond()), await launch(hop_roles.paced())
         burst, held = await launch(hop_roles.burst()), await launch(hop_roles.held())
-        copied = [await launch(hop_roles.arrays(length)) for length in (1, 4)]
-        placed = [await launch(hop_roles.arrays(length, hop_roles.InPlace)) for length in (1, 4)]
-        copying, placing = [app.session() for app in copied], [app.session() for app in placed]
+        copying, placing, forwarding = [
+            [(await launch(hop_roles.arrays(length, cls))).session() for length in (1, 4)]
+            for cls in (hop_roles.Copied, hop_roles.InPlace, hop_roles.Identity)
+        ]
         inproc = []
         for length in (1, 4):
             app = InProcess(hop_roles.chain(length).compile())
@@ -165,17 +172,21 @@ async def measure(rounds: int) -> Samples:
         async def cancels() -> None:
             note("cancel_free_ms", statistics.median([await cancel_ms(held, sessions["held"]) for _ in range(10)]))
 
+        async def array_hop(sessions: list[Any], array: np.ndarray[Any, Any]) -> float:
+            short, long = [await array_p50_us(session, array, 12) for session in sessions]
+            return (long - short) / 3
+
         async def array_hops() -> None:
+            in_place = []
             for name, nbytes in SIZES.items():
                 source, target = np.full(nbytes, 1, np.uint8), np.full(nbytes, 2, np.uint8)  # pages of their own
-                short, long = [await array_p50_us(s, source, 12) for s in copying]
-                hop, floor = (long - short) / 3, memcpy_us(source, target)
+                hop, floor = await array_hop(copying, source), memcpy_us(source, target)
                 note(f"hop_{name}_us", hop)
                 note(f"floor_memcpy_{name}_us", floor)
                 note(f"hop_{name}_ratio", hop / (samples["hop_header_us"][-1] + floor))
-            source = np.full(SIZES["16mib"], 1, np.uint8)
-            short, long = [await array_p50_us(s, source, 12) for s in placing]
-            note("hop_inplace_us", (long - short) / 3)
+                in_place.append(await array_hop(placing, source))
+            note("hop_inplace_us", max(in_place))
+            note("hop_forward_us", await array_hop(forwarding, np.full(SIZES["16mib"], 1, np.uint8)))
 
         figures: list[Callable[[], Awaitable[None]]] = [
             hops,

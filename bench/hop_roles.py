@@ -8,6 +8,8 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+import numpy as np
+
 from omni_flow import Context, Graph, Tensor, collect, count, last, stream
 
 CHUNK = 4096
@@ -22,6 +24,19 @@ class Identity:
 
     async def join(self, a: Any, b: Any) -> Any:
         return a
+
+
+class Copied:
+    """Answers an array with one of its size from its own, ordinary memory, which has to be copied to its reader."""
+
+    def __init__(self) -> None:
+        self._own: dict[int, Any] = {}
+
+    async def run(self, x: Any) -> Any:
+        own = self._own.get(x.nbytes)
+        if own is None:
+            own = self._own[x.nbytes] = np.full(x.nbytes, 1, np.uint8)
+        return own
 
 
 class InPlace:
@@ -81,8 +96,8 @@ def chain(length: int) -> Graph:
     return graph
 
 
-def arrays(length: int, cls: type = Identity) -> Graph:
-    """`length` roles in a row that hand an array on: `Identity` copies it in at each hop, `InPlace` does not."""
+def arrays(length: int, cls: type) -> Graph:
+    """`length` roles in a row, of arrays: `Copied`, `InPlace`, or `Identity`, which gives on what it was given."""
     graph = Graph(f"arrays{length}")
     field = graph.placeholder("x", Tensor())
     for k in range(length):

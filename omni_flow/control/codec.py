@@ -37,6 +37,8 @@ _ATOMS: Final = frozenset({str, bytes, bool, int, type(None)})
 _FLOATS: Final = frozenset({float})
 _KEYS: Final = frozenset({str, int})
 _EXT32: Final = struct.Struct(">BIb")
+_encode_ref: Final = Encoder().encode
+_decode_ref: Final = Decoder(TensorRef).decode
 
 
 class NotSerialisable(TypeError):
@@ -75,8 +77,10 @@ class Codec:
         try:
             if kind in _ATOMS:
                 return self._encode(value)
-            if kind is np.ndarray or arrays.is_torch(value):
-                return self._array(value)
+            if kind is np.ndarray:
+                return self._array(value, False)
+            if arrays.is_torch(value):
+                return self._array(value, True)
             return self._encode(self._checked(value, type_))
         except (_Refused, ArrayError) as wrong:
             raise NotSerialisable(interface, field, describe(value), str(wrong)) from None
@@ -113,9 +117,8 @@ class Codec:
             self._records[kind] = decode
         return decode
 
-    def _array(self, value: Any) -> bytes:
+    def _array(self, value: Any, torch: bool) -> bytes:
         """A whole payload that is one array: header and elements joined in one copy."""
-        torch = arrays.is_torch(value)
         ref = self._spilled(value, torch)
         if ref is not None:
             return self._encode(ref)
@@ -126,7 +129,7 @@ class Codec:
         if self._spill is None or value.nbytes <= SPILL_BYTES:
             return None
         ref = self._spill(value)
-        return None if ref is None else Ext(_TORCH_REF if torch else _NUMPY_REF, msgspec.msgpack.encode(ref))
+        return None if ref is None else Ext(_TORCH_REF if torch else _NUMPY_REF, _encode_ref(ref))
 
     def _foreign(self, value: Any) -> Any:
         """What msgspec asks for each value that it doesn't know."""
@@ -140,7 +143,7 @@ class Codec:
         if code in (_NUMPY, _TORCH):
             return arrays.unpack(data, code == _TORCH)
         if code in (_NUMPY_REF, _TORCH_REF):
-            ref = msgspec.msgpack.decode(data, type=TensorRef)
+            ref = _decode_ref(data)
             return ref if self._fetch is None else self._fetch(ref, code == _TORCH_REF)
         if code == _KV:
             return msgspec.msgpack.decode(data, type=KVRef)
@@ -166,7 +169,7 @@ class Codec:
         if kind is KVRef:
             return Ext(_KV, msgspec.msgpack.encode(value))
         if kind is TensorRef:
-            return Ext(_NUMPY_REF, msgspec.msgpack.encode(value))
+            return Ext(_NUMPY_REF, _encode_ref(value))
         if is_record(kind):
             _need_declared(value, type_)
             return self._checked_record(value)

@@ -84,7 +84,7 @@ class TempBuffer:
         return self._arena.view(self.offset, self.nbytes)
 
     def numpy(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        return self._arena.numpy(self.offset, shape, dtype)
+        return np.ndarray(shape, dtype, self._arena.view(self.offset, self.size))
 
     def torch(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return self._arena.torch(self.offset, shape, dtype)
@@ -189,6 +189,8 @@ class TempBuffers:
         self.bell = bell
         self._cells = maps.ledger.view(0, maps.ledger.size).cast("I")
         self._generations = maps.generations.view(0, maps.generations.size // 4 * 4).cast("I")
+        self._blocks = len(self._generations)
+        self._size = maps.reader.size
         self._magazines: dict[int, list[_Slot]] = defaultdict(list)
         self._published: dict[int, deque[_Slot]] = defaultdict(deque)
         self._used: set[int] = set()
@@ -217,7 +219,13 @@ class TempBuffers:
         order = _order(nbytes)
         self._used.add(order)
         magazine = self._magazines[order]
-        self._collect(order, 2)
+        published = self._published[order]
+        try:
+            back = self._cells[published[-1][0] * CELLS] != PUBLISHED
+        except IndexError:
+            back = False
+        if back:
+            self._collect(order, 1)  # what went out last is the warmest
         while magazine or self._collect(order, BATCH):
             try:
                 entry, slot, generation, size = magazine.pop()
@@ -230,12 +238,11 @@ class TempBuffers:
         return None
 
     def _collect(self, order: int, most: int) -> bool:
-        """Look at the slots published last, `most` of them: what the server has leased anew goes into the magazine.
-        Returns whether anything did.
+        """Look at the slots published last, `most` of them: what the server has leased anew goes into the magazine, the
+        warmest last, and what is still out is looked at last the next time. Returns whether anything was leased anew.
         """
         cells, published = self._cells, self._published[order]
-        waiting = []
-        found = False
+        found: list[_Slot] = []
         for _ in range(min(len(published), most)):
             try:
                 one = published.pop()
@@ -248,15 +255,11 @@ class TempBuffers:
             state, now = cells[at], cells[at + 3]
             if state == RENEWED and now == (generation + 1) & U32:
                 cells[at] = LEASED
-                self._magazines[order].append((entry, slot, now, size))
-                found = True
+                found.append((entry, slot, now, size))
             elif state == PUBLISHED and now == generation:
-                waiting.append(one)
-        if most > 2:  # the next look is at others
-            published.extendleft(waiting)
-        else:
-            published.extend(reversed(waiting))
-        return found
+                published.appendleft(one)
+        self._magazines[order] += reversed(found)
+        return bool(found)
 
     def fill(self, order: int, size: int, entries: Sequence[tuple[int, int, int]]) -> None:
         """Put leased slots of one size into the magazine."""
@@ -319,20 +322,22 @@ class TempBuffers:
         Raises:
             StaleDescriptor: the slot is no longer the one described.
         """
-        slot = ref.offset // BLOCK
-        if ref.offset % BLOCK or slot >= len(self._generations) or ref.offset + ref.nbytes > self.maps.reader.size:
-            raise StaleDescriptor(f"{ref.nbytes} bytes at {ref.offset} lie outside the arena", "is it of this node?")
+        offset, generation = ref.offset, ref.generation
+        slot, inside = divmod(offset, BLOCK)
+        if inside or slot >= self._blocks or offset + ref.nbytes > self._size:
+            raise StaleDescriptor(f"{ref.nbytes} bytes at {offset} lie outside the arena", "is it of this node?")
         at = self._held_entry()
         cells = self._cells
         cells[at + 1] = shares
         cells[at + 2] = slot
-        cells[at + 3] = ref.generation
+        cells[at + 3] = generation
         cells[at] = HELD
-        if self._generations[slot] != ref.generation:
+        now = self._generations[slot]
+        if now != generation:
             cells[at] = NONE
             self._free_held.append(at)
             raise StaleDescriptor(
-                f"slot {slot} has generation {self._generations[slot]}, the descriptor {ref.generation}",
+                f"slot {slot} has generation {now}, the descriptor {generation}",
                 "its producer or the server has taken it back",
             )
         return Share(self, at, ref)
@@ -343,18 +348,12 @@ class TempBuffers:
         Raises:
             PoolFull: as many shares are held as the ledger has entries.
         """
-        cells = self._cells
-        try:
-            at = self._given.popleft()
-            if cells[at] == NONE:
-                return at
-            self._given.appendleft(at)
-        except IndexError:
-            pass
-        try:
-            at = self._free_held.pop()
-        except IndexError:
+        cells, given = self._cells, self._given
+        if given and cells[given[0]] == NONE:
+            return given.popleft()
+        if not self._free_held:
             return self._find_entry()
+        at = self._free_held.pop()
         used = (at - _HELD_BASE) // CELLS + 1
         if used > cells[TOP]:
             cells[TOP] = used

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from omni_flow.data.errors import Disconnected
 from omni_flow.data.ledger import BLOCK
 from omni_flow.data.messages import TempLease, TempLeased, TempRetract
 from omni_flow.data.protocol import Message, Op
@@ -46,7 +48,8 @@ class TempClient:
     Args:
         populate: fault this process's mappings in now (some 0.5 s per GiB); else each page costs a fault at its
         first use.
-        bell: called, in any thread, when enough has been released to `ring`; without it `adopt` rings.
+        bell: called, in any thread, when enough has been released to `ring`; by default it rings at once, if it is
+        the client's thread that releases.
     """
 
     def __init__(
@@ -54,7 +57,8 @@ class TempClient:
     ) -> None:
         self._client = client
         self._populate = populate
-        self._bell = bell
+        self._bell = bell or self._ring_here
+        self._thread = threading.get_ident()
         self._lock = threading.Lock()
         self.buffers = self._map()
         client.on_stale.append(self._stale)
@@ -103,9 +107,7 @@ class TempClient:
         return self.buffers.publish(buffer, array.dtype.name, array.shape, consumers)
 
     def adopt(self, ref: TensorRef, shares: int = 1) -> Share:
-        """Take a share; see `TempBuffers.adopt`. Rings when enough has been released and nobody else does."""
-        if self._bell is None and self.buffers.should_ring:
-            self.ring()
+        """Take a share; see `TempBuffers.adopt`."""
         return self.buffers.adopt(ref, shares)
 
     def forward(self, share: Share, consumers: int = 1) -> None:
@@ -113,6 +115,12 @@ class TempClient:
         if not self.buffers.may_forward:
             self.flush()
         self.buffers.forward(share, consumers)
+
+    def _ring_here(self) -> None:
+        """From a finalizer, too: a server that is gone is the next call's business."""
+        if threading.get_ident() == self._thread:
+            with contextlib.suppress(Disconnected):
+                self.ring()
 
     def ring(self) -> None:
         """Tell the server that shares have come back; waits for nothing."""

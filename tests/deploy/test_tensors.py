@@ -28,6 +28,17 @@ class Echo:
         return x
 
 
+class Keeps:
+    """Gives on what it was given by the request before."""
+
+    def __init__(self) -> None:
+        self.kept: Any = None
+
+    async def run(self, x: Any) -> Any:
+        before, self.kept = self.kept, x
+        return x if before is None else before
+
+
 class Where:
     """Tells whether an array lies in the arena, and whether it may be written."""
 
@@ -54,6 +65,19 @@ class InPlace:
             array[:] = k
             yield array
 
+    def head(self, ctx: Context, n: int) -> Any:
+        array = ctx.empty((2 * n,), "float32")
+        array[:] = 7
+        return array[:n]
+
+    def view(self, ctx: Context, n: int) -> Any:
+        """A part of an array whose whole is forgotten meanwhile."""
+        part = ctx.empty((2 * n,), "float32")[n:]
+        part[:] = 7
+        for _ in range(64):
+            ctx.empty((2 * n,), "float32")[:] = 1
+        return part
+
     async def drop(self, ctx: Context, n: int) -> int:
         for _ in range(n):
             ctx.empty((MIB,), "uint8")[:] = 1
@@ -73,7 +97,7 @@ class Holds:
 
 def one(cls: type, method: str, placeholder: Any = None) -> Graph:
     graph = Graph("one")
-    name = "n" if method in ("make", "drop") else "x"
+    name = "n" if cls is InPlace else "x"
     field = graph.placeholder(name, placeholder or int)
     graph.output(y=graph.role("r", cls).interface(method, inputs=[[field]], outputs=["y"]).y)
     return graph
@@ -148,6 +172,62 @@ def test_what_was_computed_in_place_is_handed_over_and_what_was_dropped_is_free(
     asyncio.run(body())
 
 
+def row(length: int, placeholder: Any = None) -> Graph:
+    """Roles in a row that give on what they are given; each is read by a bystander, too."""
+    graph = Graph("row")
+    field = graph.placeholder("x", placeholder or Tensor())
+    for k in range(length):
+        field = graph.role(f"e{k}", Echo).interface("run", inputs=[[{"x": field}]], outputs=["y"]).y
+        side = graph.role(f"side{k}", Firsts).interface("first", inputs=[[{"frame": field}]], outputs=["y"])
+        graph.output(**{f"first{k}": side.y})
+    graph.output(y=field)
+    return graph
+
+
+@pytest.mark.parametrize("torched", [False, True])
+def test_what_is_given_on_as_it_was_received_is_never_copied(torched: bool) -> None:
+    async def body() -> None:
+        async with deployed(row(3)) as app:
+            for turn in range(5):
+                array = np.full(MIB // 4, turn, np.float32)
+                result = await (await app.submit(x=torch.from_numpy(array) if torched else array)).result()
+                assert np.array_equal(np.asarray(result["y"]), array)
+                assert [result[f"first{k}"] for k in range(3)] == [turn] * 3
+                del result
+            assert await published(app) == 0
+            stats = temp_of(app)
+            assert stats["temp_forwarded"] == 15
+            assert stats["temp_bad_releases"] == stats["temp_bad_forwards"] == 0
+
+    asyncio.run(body())
+
+
+def test_an_array_kept_from_an_earlier_request_is_given_on_unharmed() -> None:
+    async def body() -> None:
+        async with deployed(one(Keeps, "run", Tensor())) as app:
+            for turn in range(6):
+                y = (await (await app.submit(x=np.full(MIB, turn, np.uint8))).result())["y"]
+                assert (y == max(0, turn - 1)).all()
+                await asyncio.sleep(0.3)  # until the earlier request's arrays are settled
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("method", ["head", "view"])
+def test_a_part_of_what_was_computed_in_place_keeps_its_bytes(method: str) -> None:
+    with launch(one(InPlace, method)) as app:
+        for _ in range(3):
+            y = app.submit(n=MIB).result(20)["y"]
+            assert y.shape == (MIB,)
+            assert (y == 7).all()
+
+
+def test_arrays_of_foreign_byte_order_arrive_with_their_values() -> None:
+    array = np.arange(50_000, dtype=">f4")
+    with launch(one(Echo, "run", Tensor())) as app:
+        assert np.array_equal(app.submit(x=array).result(20)["y"], array)
+
+
 def streamed(reader: type, method: str) -> Graph:
     graph = Graph("streamed")
     n = graph.placeholder("n", int)
@@ -175,6 +255,27 @@ def test_a_cancelled_request_gives_back_what_its_readers_held() -> None:
                 request = await app.submit(n=100)
                 await all_running(app)
                 assert await request.cancel()
+            assert await published(app) == 0
+
+    asyncio.run(body())
+
+
+def test_a_killed_forwarder_leaves_nothing_in_the_pool() -> None:
+    async def body() -> None:
+        events = Events()
+        graph = Graph("held")
+        x = graph.placeholder("x", Tensor())
+        echo = graph.role("echo", Echo).interface("run", inputs=[[x]], outputs=["y"])
+        hold = graph.role("hold", Holds).interface("hold", inputs=[[{"frame": echo.y}]], outputs=["y"])
+        graph.output(y=hold.y, x=echo.y)
+        async with deployed(graph, events) as app:
+            request = await app.submit(x=np.zeros(MIB, np.uint8))
+            async with asyncio.timeout(20):
+                while not any(held["running"] for held in (await app.census()).values()):
+                    pass
+            os.kill(pid_of(app, "echo/0"), signal.SIGKILL)
+            await request.cancel()
+            del request
             assert await published(app) == 0
 
     asyncio.run(body())

@@ -56,22 +56,18 @@ class Tensors(Protocol):
 class Spilled:
     """A payload with placed arrays, at its producer. `consumers` counts the messages that carry it."""
 
-    __slots__ = ("_placed", "_published", "consumers", "data")
+    __slots__ = ("_placed", "_published", "consumers", "data", "nbytes", "refs")
 
     def __init__(self, data: bytes, placed: list[Placed]) -> None:
         self.data = data
         self.consumers = 0
+        self.refs = [p.ref for p in placed]
+        self.nbytes = len(data)
+        """Bytes of the payload with its arrays."""
+        for ref in self.refs:
+            self.nbytes += ref.nbytes
         self._placed = placed
         self._published = False
-
-    @property
-    def refs(self) -> list[TensorRef]:
-        return [p.ref for p in self._placed]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the payload with its arrays."""
-        return len(self.data) + sum(p.ref.nbytes for p in self._placed)
 
     def sending(self) -> bytes:
         """The bytes to send. Publishes the arrays the first time, to as many as have been counted."""
@@ -96,13 +92,13 @@ class Leased:
         self.data = data
         self._held: dict[TensorRef, Taken] = {}
         self._gone = ""
+        if tensors is None:
+            self._gone = f"it lies on node {refs[0].node}, but this process has no memory manager"
+            return
         for ref in refs:
-            if tensors is None:
-                self._gone = f"{ref.nbytes} bytes lie on node {ref.node}, but this process has no memory manager"
-                continue
             try:
                 self._held[ref] = tensors.take(ref)
-            except TensorGone as gone:
+            except TensorGone as gone:  # the others are taken nevertheless, to be given back
                 self._gone = str(gone)
 
     def decode(self, type_: Type | None) -> Any:
@@ -126,10 +122,10 @@ _decoding = _Decoding()
 
 
 def _fetch(ref: TensorRef, torch: bool) -> Any:
-    held = _decoding.held
-    if held is None or ref not in held:
+    taken = (_decoding.held or {}).get(ref)
+    if taken is None:
         raise MalformedPayload(f"the payload refers to an array at {ref.offset} that did not come with it")
-    return held[ref].array(torch)
+    return taken.array(torch)
 
 
 _over_held = Codec(fetch=_fetch)
