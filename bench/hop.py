@@ -1,10 +1,10 @@
 """What a hop costs: `python bench/hop.py --json`. Roles that do nothing, one process each, Unix SEQPACKET.
 
-A hop is a third of the difference between chains of four roles and of one. `hop_header_us` carries an int. Rows of
-arrays: `hop_<size>_us`, each role answers with an array of that size from its own ordinary memory, so that each hop
-copies one into the arena; `_ratio`, the same over header hop and memcpy of that run; `hop_inplace_us`, the array is
-computed where its reader finds it (the slowest of the sizes; none of them touched); `hop_forward_us`, each role gives
-on the 16 MiB it was given.
+A hop is a third of the difference between chains of four roles and of one. `hop_header_us` carries an int. In the rows
+of arrays a role in front of the chain makes the first one, so that the client copies none in. `hop_<size>_us`: each
+role answers with an array of that size from its own ordinary memory, so that each hop copies one into the arena;
+`hop_<size>_ratio`: the same over header hop and memcpy of that run. `hop_inplace_us`: the array lies where its reader
+finds it, the slowest of the sizes; the bytes are not touched. `hop_forward_us`: each role gives on the 16 MiB it got.
 
 Runs of the compared graphs are interleaved; every figure is the median of rounds, with the quartiles in the long form.
 The floors of the same machine and run (bare SEQPACKET echo between two processes, memcpy) are measured in between.
@@ -49,12 +49,12 @@ async def p50_us(session: Any, requests: int) -> float:
     return statistics.median([await request_us(session) for _ in range(requests)])
 
 
-async def array_p50_us(session: Any, array: np.ndarray[Any, Any], requests: int) -> float:
-    """Median of requests that carry an array, in microseconds."""
+async def array_p50_us(session: Any, nbytes: int, requests: int) -> float:
+    """Median of requests whose roles hand on arrays of that size, in microseconds."""
     times = []
     for _ in range(requests):
         begun = time.perf_counter()
-        await (await session.submit(x=array)).result()
+        await (await session.submit(n=nbytes)).result()
         times.append((time.perf_counter() - begun) * 1e6)
     return statistics.median(times)
 
@@ -172,21 +172,21 @@ async def measure(rounds: int) -> Samples:
         async def cancels() -> None:
             note("cancel_free_ms", statistics.median([await cancel_ms(held, sessions["held"]) for _ in range(10)]))
 
-        async def array_hop(sessions: list[Any], array: np.ndarray[Any, Any]) -> float:
-            short, long = [await array_p50_us(session, array, 12) for session in sessions]
+        async def array_hop(sessions: list[Any], nbytes: int) -> float:
+            short, long = [await array_p50_us(session, nbytes, 12) for session in sessions]
             return (long - short) / 3
 
         async def array_hops() -> None:
             in_place = []
             for name, nbytes in SIZES.items():
                 source, target = np.full(nbytes, 1, np.uint8), np.full(nbytes, 2, np.uint8)  # pages of their own
-                hop, floor = await array_hop(copying, source), memcpy_us(source, target)
+                hop, floor = await array_hop(copying, nbytes), memcpy_us(source, target)
                 note(f"hop_{name}_us", hop)
                 note(f"floor_memcpy_{name}_us", floor)
                 note(f"hop_{name}_ratio", hop / (samples["hop_header_us"][-1] + floor))
-                in_place.append(await array_hop(placing, source))
+                in_place.append(await array_hop(placing, nbytes))
             note("hop_inplace_us", max(in_place))
-            note("hop_forward_us", await array_hop(forwarding, np.full(SIZES["16mib"], 1, np.uint8)))
+            note("hop_forward_us", await array_hop(forwarding, SIZES["16mib"]))
 
         figures: list[Callable[[], Awaitable[None]]] = [
             hops,

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from omni_flow import Context, Graph, Tensor, collect, count, last, stream
+from omni_flow import Context, Graph, collect, count, last, stream
 
 CHUNK = 4096
 STAMP = struct.Struct("<d")
@@ -40,10 +40,13 @@ class Copied:
 
 
 class InPlace:
-    """Answers an array with another of its size, computed where its reader will find it."""
+    """Answers an array with another of its size, computed where its reader will find it. (Not touched here.)"""
 
     async def run(self, ctx: Context, x: Any) -> Any:
         return ctx.empty(x.shape, x.dtype)
+
+    async def make(self, ctx: Context, n: int) -> Any:
+        return ctx.empty(n, np.uint8)
 
 
 class Source:
@@ -97,9 +100,11 @@ def chain(length: int) -> Graph:
 
 
 def arrays(length: int, cls: type) -> Graph:
-    """`length` roles in a row, of arrays: `Copied`, `InPlace`, or `Identity`, which gives on what it was given."""
+    """A role that makes an array of n bytes, and behind it `length` roles in a row: `Copied`, `InPlace`, or `Identity`,
+    which gives on what it was given."""
     graph = Graph(f"arrays{length}")
-    field = graph.placeholder("x", Tensor())
+    n = graph.placeholder("n", int)
+    field = graph.role("source", InPlace).interface("make", inputs=[[n]], outputs=["y"]).y
     for k in range(length):
         field = graph.role(f"e{k}", cls).interface("run", inputs=[[{"x": field}]], outputs=["y"]).y
     graph.output(y=field)

@@ -83,6 +83,8 @@ class Errands:
     def _give_back_idle(self) -> None:
         if self._loop is not None:
             self._idle = self._loop.call_later(IDLE_S, self._give_back_idle)
+            if self._temp.buffers.pending:
+                self._try(self._temp.ring)
             self._try(lambda: self._temp.trim(idle=True))
 
     def _try(self, errand: Callable[[], None]) -> None:

@@ -269,7 +269,7 @@ def test_a_killed_forwarder_leaves_nothing_in_the_pool() -> None:
         hold = graph.role("hold", Holds).interface("hold", inputs=[[{"frame": echo.y}]], outputs=["y"])
         graph.output(y=hold.y, x=echo.y)
         async with deployed(graph, events) as app:
-            request = await app.submit(x=np.zeros(MIB, np.uint8))
+            request = await app.submit(x=np.zeros(16 * MIB, np.uint8))
             async with asyncio.timeout(20):
                 while not any(held["running"] for held in (await app.census()).values()):
                     pass
