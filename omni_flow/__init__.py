@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from omni_flow.control.graph import Graph
     from omni_flow.control.request import Outcome
     from omni_flow.control.runtime.errors import InvalidInput, NoReplica, Overloaded, RequestFailed
-    from omni_flow.control.runtime.gateway import Limits, Span
+    from omni_flow.control.runtime.gateway import Limits
+    from omni_flow.control.runtime.live_request import Span
     from omni_flow.control.runtime.methods import emit
     from omni_flow.control.slots import Batch, collect, count, last, optional, ordered, stream, window
     from omni_flow.control.strategies import cache_aware, weighted
@@ -71,7 +72,8 @@ _HOMES = {
     "control.graph": ("Graph",),
     "control.request": ("Outcome",),
     "control.runtime.errors": ("InvalidInput", "NoReplica", "Overloaded", "RequestFailed"),
-    "control.runtime.gateway": ("Limits", "Span"),
+    "control.runtime.gateway": ("Limits",),
+    "control.runtime.live_request": ("Span",),
     "control.runtime.methods": ("emit",),
     "control.slots": ("Batch", "collect", "count", "last", "optional", "ordered", "stream", "window"),
     "control.strategies": ("cache_aware", "weighted"),

@@ -26,7 +26,7 @@ from websockets.sync.client import connect as open_socket
 from omni_flow.control.facts import Failure
 from omni_flow.control.request import Outcome
 from omni_flow.control.runtime.errors import InvalidInput, Overloaded, RequestFailed
-from omni_flow.control.runtime.gateway import Span
+from omni_flow.control.runtime.live_request import Span
 from omni_flow.refs import ABSENT
 
 

@@ -8,7 +8,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.table import Table
 
-from omni_flow.control.runtime.gateway import Span
+from omni_flow.control.runtime.live_request import Span
 
 BAR = 32
 MOST_ROWS = 60

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from omni_flow.control.request import Outcome
 from omni_flow.control.runtime.errors import RequestFailed
-from omni_flow.control.runtime.gateway import Span
+from omni_flow.control.runtime.live_request import Span
 from omni_flow.control.types import Audio, Text
 from omni_flow.refs import ABSENT
 from omni_flow.serve.errors import ApiError, brief, of_outcome

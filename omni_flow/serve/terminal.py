@@ -15,7 +15,7 @@ from rich.text import Text
 
 from omni_flow.cli import timeline
 from omni_flow.cli.errors import ExitCode, UserError
-from omni_flow.control.runtime.gateway import Span
+from omni_flow.control.runtime.live_request import Span
 
 COLOURS = {"up": "green", "starting": "yellow", "degraded": "yellow", "leaving": "yellow", "down": "red"}
 

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 import omni_flow
-from omni_flow.control.runtime.gateway import Span
+from omni_flow.control.runtime.live_request import Span
 from omni_flow.serve.edges import CLIENT, Edge, edges_of
 from omni_flow.serve.health import report
 from omni_flow.serve.memory import tiers

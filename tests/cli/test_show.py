@@ -14,7 +14,7 @@ from omni_flow.cli import timeline
 from omni_flow.cli.errors import UserError
 from omni_flow.cli.media import read_picture
 from omni_flow.cli.show import Kind, Show
-from omni_flow.control.runtime.gateway import Span
+from omni_flow.control.runtime.live_request import Span
 from omni_flow.control.types import Audio, Bytes, Image, Json, Record, Tensor, Text
 from omni_flow.refs import ABSENT
 

@@ -14,7 +14,8 @@ from typing import Any, Self, TypeVar
 
 from omni_flow.control.facts import Failure
 from omni_flow.control.request import Outcome
-from omni_flow.control.runtime.gateway import Gateway, LiveRequest, Span
+from omni_flow.control.runtime.gateway import Gateway
+from omni_flow.control.runtime.live_request import LiveRequest, Span
 
 T = TypeVar("T")
 
