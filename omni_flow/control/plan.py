@@ -218,6 +218,11 @@ class ClientOutput:
     scope: Scope
     hidden: bool
 
+    @property
+    def label(self) -> str:
+        """What failures call it: a hidden one by the interface that it stands for."""
+        return self.name.rpartition(".")[0] if self.hidden else self.name
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:

@@ -231,7 +231,7 @@ class Request:
             return False
         self.outcome = outcome
         if failures is None:
-            failures = {d.output.name: d.failure for d in self._awaited() if d.failure is not None}
+            failures = {d.output.label: d.failure for d in self._awaited() if d.failure is not None}
         self.host.decided(outcome, failures)
         return True
 

@@ -57,6 +57,7 @@ class Gateway:
         self.book = ClosedRequests()
         self.load: dict[str, int] = {}
         self.sessions: dict[str, int] = {}
+        self._ending: dict[str, set[str]] = {}
         self._numbers = itertools.count()
         self._open_numbers: dict[int, None] = {}
         self._balancers = [balancer_of(role.spec, holders) for role in node.plan.roles]
@@ -247,10 +248,21 @@ class Gateway:
         }:
             if address is not None:
                 self.node.post(address, envelope)
+        if head.session in self._ending and head.session not in self.sessions:
+            for tenant in self._ending.pop(head.session):
+                self._say_ended(head.session, tenant)
         self.on_finished(head)
 
     def end_session(self, session: str, tenant: str = "") -> None:
-        """Tell every replica that a session is over. Its requests under way go on."""
+        """Tell every replica that a session is over. Its requests under way go on.
+
+        When the last of those is over the replicas are told again: it may have begun, somewhere, after the first time.
+        """
+        self._say_ended(session, tenant)
+        if session in self.sessions:
+            self._ending.setdefault(session, set()).add(tenant)
+
+    def _say_ended(self, session: str, tenant: str) -> None:
         for address in {record.address for record in self.node.roster.live.values()}:
             self.node.post(address, EndSession(session, tenant))
 

@@ -52,6 +52,11 @@ def failure_of(graph: Graph, **inputs: Any) -> RequestFailed:
     return asyncio.run(body())
 
 
+def test_a_failing_method_without_outputs_is_named_by_its_interface() -> None:
+    graph, _ = one(Wrong, "raises", [])
+    assert set(failure_of(graph, x=1).failures) == {"r.raises"}
+
+
 def test_a_plain_method_runs_in_a_worker_thread(run: Run) -> None:
     graph, where = one(Where, "thread", ["y"])
     graph.output(y=where.y)
@@ -125,6 +130,29 @@ def test_a_role_lets_go_of_a_session_that_is_closed_and_of_no_other(
 
     assert asyncio.run(body()) == [1, 2, 1, 3, 1, 2]
     assert caplog.text.count("end_session raised") == 1
+
+
+@pytest.mark.parametrize("cls", [Keeper, PlainKeeper])
+def test_nothing_is_kept_of_a_session_that_was_closed_before_its_last_request_got_to_the_role(cls: type) -> None:
+    graph = Graph("late")
+    sent = graph.placeholder("sent", int, stream=True)
+    graph.output(y=graph.role("keep", cls).interface("keep", inputs=[[{"x": last(sent)}]], outputs=["y"]).y)
+
+    async def body() -> None:
+        async with deployed(graph) as app:
+            async with AsyncSession(app.gateway, "a") as session:
+                request = await session.submit()
+            await request.send("sent", 5)
+            await request.end("sent")
+            assert await request.result() == {"y": 1}
+            [role] = [replica.instance for replica in app.replicas]
+            for _ in range(10_000):
+                if not role.kept:
+                    break
+                await asyncio.sleep(0.001)
+            assert role.kept == {}
+
+    asyncio.run(body())
 
 
 def test_absent_travels_to_the_client(run: Run) -> None:
