@@ -72,8 +72,10 @@ class Running:
         self.note = note
 
     def prefix(self, pool: str, marks: Sequence[tuple[int, bytes]]) -> None:
-        """Tell the gateway."""
-        if self.in_thread or self.stepper is not None:
+        """Tell the gateway. Any thread."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:  # in a worker thread
             self.party.node.loop.call_soon_threadsafe(self._prefix, pool, marks)
         else:
             self._prefix(pool, marks)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 import pytest
 
-from omni_flow import Context, Graph, Text, cache_aware, weighted
+from omni_flow import Batch, Context, Graph, Text, cache_aware, weighted
+from omni_flow.control.facts import Message
 from omni_flow.control.lint.names import BALANCES
 from omni_flow.control.runtime.balance import STRATEGIES, Balancer, CacheAware, RoundRobin, balancer_of, make_balancer
 from omni_flow.control.runtime.client import AsyncSession
+from omni_flow.control.runtime.execution import PREFIX
+from omni_flow.control.runtime.party import Outbox
 from omni_flow.control.runtime.prefixes import PIECE, Key, Prefix, Routed, pieces_of
 
 from .conftest import deployed
@@ -182,6 +186,11 @@ class Reporter:
         ctx.prefix("kv", [(1, b"c" * 32)])
         return x
 
+    def many(self, ctx: list[Context], x: list[str]) -> list[str]:
+        for one in ctx:
+            one.prefix("kv", [(2, b"d" * 32)])
+        return x
+
 
 class Listener(Routed):
     """Remembers what it learned."""
@@ -227,6 +236,30 @@ def test_weights_come_from_the_graph_and_what_roles_say_of_their_prefixes_reache
             assert all(list(keys) == pieces_of({"x": text}) for keys, _ in heard)
 
     asyncio.run(body())
+
+
+@pytest.mark.parametrize("method", ["run", "slow", "many"])
+def test_a_prefix_is_said_on_the_loop_wherever_role_code_runs(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = Graph("reports")
+    x = graph.placeholder("x", Text, required=True)
+    role = graph.role("llm", Reporter, replicas=2, balance="cache_aware")
+    batch = {"batch": Batch(max=1)} if method == "many" else {}
+    graph.output(y=role.interface(method, inputs=[[x]], outputs=["y"], **batch).y)
+    threads: list[threading.Thread] = []
+    original = Outbox.to_gateway
+
+    def seen(box: Outbox, message: Message) -> None:
+        if message.kind == PREFIX:
+            threads.append(threading.current_thread())
+        original(box, message)
+
+    async def body() -> None:
+        async with deployed(graph) as app:
+            await (await AsyncSession(app.gateway).submit(x="x" * PIECE)).result()
+
+    monkeypatch.setattr(Outbox, "to_gateway", seen)
+    asyncio.run(body())
+    assert threads == [threading.current_thread()]
 
 
 @pytest.mark.parametrize("wrong", [lambda: cache_aware(load_weight=0), lambda: cache_aware(room=0)])
