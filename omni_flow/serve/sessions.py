@@ -72,7 +72,7 @@ class Sessions:
         key = f"{tenant}:{id}"
         found = self._all.get(key)
         if found is None:
-            self._expire()
+            self._make_room()
             found = self._all[key] = SessionState(tenant, id, self._now)
         self._all.move_to_end(key)
         return found
@@ -87,8 +87,7 @@ class Sessions:
     def close(self, tenant: str, id: str) -> SessionState:
         """Forget a session. Raises ApiError 404."""
         found = self.find(tenant, id)
-        del self._all[found.key]
-        self.on_over(found)
+        self._forget(found)
         return found
 
     def list(self, tenant: str) -> list[SessionState]:
@@ -98,12 +97,21 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._all)
 
-    def _expire(self) -> None:
-        """Least recently used ones stand first; those with live requests stay."""
+    def expire(self) -> None:
+        """Forget those that were idle for too long."""
         now = self._now()
-        for key, state in list(self._all.items()):
-            if len(self._all) < self._most and now - state.used < self._idle_s:
+        for state in list(self._all.values()):
+            if not state.live and now - state.used >= self._idle_s:
+                self._forget(state)
+
+    def _make_room(self) -> None:
+        """For one more. Least recently used ones stand first; those with live requests stay."""
+        while len(self._all) >= self._most:
+            oldest = next((state for state in self._all.values() if not state.live), None)
+            if oldest is None:
                 return
-            if not state.live:
-                del self._all[key]
-                self.on_over(state)
+            self._forget(oldest)
+
+    def _forget(self, state: SessionState) -> None:
+        del self._all[state.key]
+        self.on_over(state)

@@ -167,13 +167,14 @@ class Watch:
             self.tick()
 
     def tick(self) -> None:
-        """Take the activations of live requests, forget old ones."""
+        """Take the activations of live requests, forget old ones, and sessions that nobody uses."""
         now = time.monotonic()
         for running in self._state.book.live.values():
             if running.live.info.timeline:
                 self._take(running, now)
         for graph in self.graphs.values():
             graph.expire(now)
+        self._state.sessions.expire()
 
     def _ended(self, running: Running) -> None:
         now = time.monotonic()

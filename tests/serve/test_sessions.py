@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 from websockets.sync.client import ClientConnection
@@ -16,6 +17,7 @@ from omni_flow.serve.endpoints import Realtime
 from omni_flow.serve.keys import Key, digest_of
 from omni_flow.serve.server import Serving
 from omni_flow.serve.sessions import Sessions
+from omni_flow.serve.settings import Settings
 
 from .conftest import Host, hosted
 from .test_access import bearer
@@ -145,6 +147,22 @@ def test_sessions_that_are_forgotten_are_over() -> None:
     for name in "abc":
         sessions.of("", name)
     assert over == ["a"]
+    sessions.of("", "b").begin("")
     now = 11.0
-    sessions.of("", "d")
-    assert over == ["a", "b", "c"]
+    sessions.expire()
+    assert over == ["a", "c"]
+    sessions.of("", "b").end()
+    sessions.expire()
+    assert over == ["a", "c"]
+    now = 22.0
+    sessions.expire()
+    assert over == ["a", "c", "b"]
+
+
+def test_a_session_that_nobody_uses_ends_by_itself() -> None:
+    with hosted(Serving(memory()), settings=Settings(session_idle_s=0.01)) as host, host.client() as http:
+        http.post("/v1/graphs/memory/requests", json={"inputs": {"text": "x"}, "session": "s"})
+        while http.get("/v1/sessions/s").status_code == 200:
+            time.sleep(0.05)
+        answer = http.post("/v1/graphs/memory/requests", json={"inputs": {"text": "x"}, "session": "t"})
+        assert answer.json()["outputs"]["counted"] == "turn 1, sessions 1"
