@@ -7,7 +7,7 @@ each time raises the slot's generation."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from omni_flow.data.buddy import MIN_BLOCK, Buddy, Extents
 from omni_flow.data.errors import BadArgument, BadToken, DataError, Holder, NeverFits, PoolFull
@@ -114,14 +114,14 @@ class TempPool:
         taken: Callable[[int, Leased], None],
         failed: Callable[[DataError], None],
     ) -> None:
-        """Lease 1 to `count` slots for `nbytes` each (an eighth of the arena at most), waiting for the first.
+        """Lease 1 to `count` slots for `nbytes` each (a sixteenth of the arena at most), waiting for the first.
 
         Calls exactly one of `taken(slot size, [(entry, slot, generation)])` and `failed`.
         """
         if nbytes < 1 or not 1 <= count <= 256:
             raise BadArgument(f"{count} slots of {nbytes} bytes", "1 to 256 slots of at least a byte")
         size, order = self.size_of(nbytes)
-        count = min(count, max(1, self.capacity() // (8 * size)))
+        count = min(count, max(1, self.capacity() // (16 * size)))
         if self.client_bytes and size > self.client_bytes:
             raise NeverFits(f"a slot of {size} bytes, a client may hold {self.client_bytes}", "raise temp_client_bytes")
         if account.ledger is None:
@@ -266,20 +266,19 @@ class TempPool:
         if not slot.left and not self._renew(slot):
             self._free(slot)
 
-    def harvest(self, accounts: Iterable[TempAccount], dead: bool = False) -> int:
-        """Take in what clients have released; of a dead one everything it held. Returns how many entries.
+    def harvest(self, accounts: Sequence[TempAccount], dead: bool = False) -> int:
+        """Take in what clients have forwarded and released; of a dead one everything it held. Returns how many entries
+        came back.
 
-        Whoever releases a forwarded share saw it forwarded; so all forwards are taken in after the look at who has
-        released, and before anything comes back.
+        Whoever releases a forwarded share saw it forwarded; so the forwards of all clients are taken in after the look
+        at who has released, and before anything comes back.
         """
         found = []
         for account in accounts:
             held, at = account.released(dead)
             if len(at):
                 found.append((held, at, held[at].tolist()))
-        if not found:
-            return 0
-        for account in self.accounts.values():
+        for account in self.accounts.values() if found else accounts:
             self._take_forwards(account)
         for held, at, entries in found:
             held[at, 0] = NONE
@@ -376,6 +375,7 @@ class TempPool:
         if account is None:
             return
         self.waits.forget(session)
+        account.own_wait.forget(session)
         self.harvest([account], dead=True)
         yield
         for done, slot in enumerate(list(self.slots.values()), 1):
@@ -467,6 +467,10 @@ class TempPool:
         for account in self.accounts.values():
             if sum(slot.size for slot in account.owned.values()) != account.bytes:
                 faults.append(f"session {account.session}: bytes miscounted")
+            if sum(slot.size for slot in account.kept.values()) != account.kept_bytes:
+                faults.append(f"session {account.session}: kept bytes miscounted")
+            if any(account.owned.get(entry) is not slot for entry, slot in account.kept.items()):
+                faults.append(f"session {account.session}: keeps what it does not own")
             if len(account.owned) + len(account.free_entries) != OWNED:
                 faults.append(f"session {account.session}: entries miscounted")
         owned = sum(len(account.owned) for account in self.accounts.values())

@@ -247,6 +247,22 @@ def test_one_client_is_bounded_and_the_others_are_not_held_up(manager: Make) -> 
         greedy.alloc(4096, timeout=10)
 
 
+def test_who_is_killed_while_it_waits_at_its_own_bound_is_leased_nothing_more(
+    manager: Make, puppet: Callable[[str], Puppet]
+) -> None:
+    server = manager(**TEMP, temp_client_bytes=2 * MIB)
+    with server.client() as client:
+        doll = puppet(server.path)
+        doll.do("t = TempClient(c); held = [t.alloc(1) for _ in range(512)]")  # so many that reclaiming takes turns
+        doll.send("t.alloc(1, timeout=60)")
+        while not client.stats()["temp_waiting"]:
+            pass
+        doll.kill()
+        server.settle()
+        assert client.check() == []
+        assert client.stats()["temp_slots"] == 0
+
+
 def test_larger_than_the_largest_block_goes_to_the_large_area(manager: Make) -> None:
     server = manager(**TEMP, temp_large_bytes=8 * MIB)
     with server.client() as client:

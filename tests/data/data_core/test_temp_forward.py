@@ -232,6 +232,17 @@ def test_more_forwards_than_the_ledger_has_room_for_are_taken_in_on_the_way(mana
         assert client.stats()["temp_forwarded"] == FORWARDS
 
 
+def test_who_has_released_nothing_may_forward_without_end(manager: Make) -> None:
+    server = manager(**TEMP)
+    with server.client() as client:
+        temp = TempClient(client)
+        share = temp.adopt(temp.put(np.zeros(1000)))
+        for _ in range(3 * FORWARDS):
+            temp.forward(share)
+        temp.flush()
+        assert client.stats()["temp_forwarded"] == 3 * FORWARDS
+
+
 def test_a_producer_may_retract_no_share_that_others_forwarded(manager: Make) -> None:
     server = manager(**TEMP)
     with server.client() as client, server.client() as other:
