@@ -11,7 +11,7 @@ import msgspec
 from omni_flow.compute.engine import EndEvent
 from omni_flow.models.deepseek_v2.template import TEMPLATE
 from omni_flow.models.engine_role import EngineRole, Turn
-from omni_flow.models.tokenizer import ChatMessage
+from omni_flow.models.tokenizer import ChatMessage, checked
 
 
 class Begun(msgspec.Struct, frozen=True):
@@ -38,9 +38,9 @@ class Prefill(EngineRole):
         """Compute the prompt of a question or a conversation, and the first token.
 
         Raises:
-            PromptTooLong: it does not fit model or pool.
+            BadRequest, PromptTooLong: a message is malformed; it does not fit model or pool.
         """
-        prompt = self.processor.chat(messages or [{"role": "user", "content": question or ""}])
+        prompt = self.prompt(question or "") if messages is None else self.processor.chat(checked(messages))
         sampling = self.sampling(ctx)
         first = self.processor.end_id
         async with aclosing(self.tokens(ctx, prompt, msgspec.structs.replace(sampling, max_tokens=1))) as tokens:

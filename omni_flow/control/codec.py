@@ -256,6 +256,17 @@ def _typed(type_: Type, value: Any) -> Any:
     return value
 
 
+def mismatch(type_: Type, value: Any) -> str | None:
+    """What a reader that takes `type_` would find wrong with `value` once it has travelled; None: nothing."""
+    text = type_.mismatch(value)
+    if text is None or not _has_record(type_):
+        return text
+    try:
+        return type_.mismatch(_typed(type_, value))
+    except (msgspec.ValidationError, TypeError, ValueError) as wrong:
+        return f"expected {type_}: {wrong}"
+
+
 def _has_record(type_: Type) -> bool:
     if isinstance(type_, OneOf):
         return any(_has_record(option) for option in type_.options)

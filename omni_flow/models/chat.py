@@ -11,7 +11,7 @@ from omni_flow.control.runtime.methods import Emit, emit
 from omni_flow.models.conversation import Conversation, Conversations, Prompt
 from omni_flow.models.engine_role import EngineRole, Turn
 from omni_flow.models.spoken import logprobs_of, usage_of
-from omni_flow.models.tokenizer import ChatMessage
+from omni_flow.models.tokenizer import ChatMessage, checked
 
 
 class ChatTurn(Turn, Protocol):
@@ -76,7 +76,7 @@ class ChatModel(EngineRole):
     ) -> tuple[Conversation, Prompt]:
         """The conversation that an answer of at most `answer` tokens goes into, and its prompt."""
         if messages is not None:
-            whole = [*self._system, *messages]
+            whole = [*self._system, *checked(messages)]
             return Conversation(), Prompt(list(self.processor.chat(whole).ids), whole)
         talk = Conversation() if ctx.session is None else self._conversations.of(ctx.tenant, ctx.session)
         asked: ChatMessage = {"role": "user", "content": question or ""}

@@ -10,7 +10,9 @@ import datetime
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypedDict
+from typing import Annotated, Any, Final, NoReturn, TypedDict
+
+import msgspec
 
 from omni_flow.compute.engine import Tokens
 from omni_flow.compute.errors import BadCheckpoint, BadRequest
@@ -24,6 +26,19 @@ class ChatMessage(TypedDict):
 
     role: str
     content: str
+
+
+_Messages = Annotated[list[ChatMessage], msgspec.Meta(min_length=1)]
+
+
+def checked(messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
+    """A conversation as a caller sent it. Raises BadRequest naming the place that is not as `ChatMessage` says."""
+    try:
+        msgspec.convert(messages, _Messages)
+    except msgspec.ValidationError as wrong:
+        why = str(wrong).replace("`$", "`messages")
+        raise BadRequest(f"messages: {why}", "see ChatMessage") from wrong
+    return messages
 
 
 class Processor:

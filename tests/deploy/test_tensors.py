@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from omni_flow import Context, Graph, RequestFailed, Tensor, collect, launch, stream
+from omni_flow import Context, Graph, InvalidInput, Json, RequestFailed, Tensor, collect, launch, stream
 from omni_flow.data.client import MemoryManagerClient
 from omni_flow.deploy.launchers import LocalLauncher
 from omni_flow.deploy.memory import Memory
@@ -51,6 +51,21 @@ class Where:
 
     async def kind(self, x: Any) -> str:
         return f"{type(x).__name__} {x.dtype} {tuple(x.shape)} {float(x.sum())}"
+
+
+class Views:
+    """Gives on what it was given, or has made in place, as a view that is not the bytes below it."""
+
+    async def conjugate(self, x: Any) -> Any:
+        return x.conj()
+
+    async def reversed(self, x: Any) -> Any:
+        return x.view(x.dtype.newbyteorder())
+
+    async def foreign(self, ctx: Context, x: Any) -> Any:
+        array = ctx.empty(x.shape, ">f4")
+        array[:] = x
+        return array
 
 
 class InPlace:
@@ -228,6 +243,20 @@ def test_arrays_of_foreign_byte_order_arrive_with_their_values() -> None:
         assert np.array_equal(app.submit(x=array).result(20)["y"], array)
 
 
+@pytest.mark.parametrize("method", ["reversed", "foreign"])
+def test_arrays_given_on_in_foreign_byte_order_arrive_with_their_values(method: str) -> None:
+    array = np.arange(50_000, dtype=np.float32)
+    with launch(one(Views, method, Tensor())) as app:
+        y = app.submit(x=array).result(20)["y"]
+        assert np.array_equal(y, array.view(">f4") if method == "reversed" else array, equal_nan=True)
+
+
+def test_a_conjugated_tensor_arrives_conjugated() -> None:
+    tensor = torch.complex(torch.arange(50_000.0), torch.ones(50_000))
+    with launch(one(Views, "conjugate", Tensor())) as app:
+        assert torch.equal(app.submit(x=tensor).result(20)["y"], tensor.conj())
+
+
 def streamed(reader: type, method: str) -> Graph:
     graph = Graph("streamed")
     n = graph.placeholder("n", int)
@@ -291,6 +320,16 @@ def test_a_killed_reader_leaves_nothing_in_the_pool() -> None:
             with pytest.raises(RequestFailed):
                 await request.result()
             assert await published(app) == 0
+
+    asyncio.run(body())
+
+
+def test_an_array_of_a_value_that_cannot_travel_is_not_sent_with_the_next() -> None:
+    async def body() -> None:
+        async with deployed(one(Echo, "run", Json)) as app:
+            with pytest.raises(InvalidInput, match="not valid Unicode"):
+                await app.submit(x=[np.zeros(MIB), "\ud800"])
+            assert type(app.gateway.encode_input("x", "small")[0]) is bytes
 
     asyncio.run(body())
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
 
 from omni_flow.compute.errors import BadCheckpoint, BadRequest
 from omni_flow.models.deepseek_v2.template import TEMPLATE
-from omni_flow.models.tokenizer import ChatMessage, Processor
+from omni_flow.models.tokenizer import ChatMessage, Processor, checked
 from omni_flow.testing import tiny_checkpoint
 
 CHATML = (
@@ -109,3 +110,17 @@ def test_marks_are_told_from_text(folder: Path) -> None:
     assert processor.end_id is not None
     assert processor.is_special(processor.end_id)
     assert not any(processor.is_special(token) for token in processor.text("ab").ids[1:])
+
+
+@pytest.mark.parametrize(
+    ("messages", "place"),
+    [
+        ([], "messages: Expected `array` of length >= 1"),
+        ([1], r"messages\[0\]"),
+        ([{"role": "user"}], r"`content`.*messages\[0\]"),
+        ([{"role": "user", "content": "a"}, {"role": "user", "content": 3}], r"messages\[1\].content"),
+    ],
+)
+def test_a_malformed_conversation_is_refused_by_place(messages: Any, place: str) -> None:
+    with pytest.raises(BadRequest, match=place):
+        checked(messages)

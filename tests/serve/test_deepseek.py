@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -151,6 +152,19 @@ def test_what_a_graph_cannot_take_is_a_400_by_name(
     with pytest.raises(openai.BadRequestError) as caught:
         ask(ai, model, **options)
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize("model", [LLM, SPLIT])
+@pytest.mark.parametrize(
+    ("messages", "place"),
+    [("hello", "messages"), ([], "messages"), ([{"role": "user", "content": 5}], "messages[0].content")],
+)
+def test_a_malformed_conversation_of_a_native_request_is_a_400(
+    served: Served, model: str, messages: Any, place: str
+) -> None:
+    answer = httpx.post(f"{served.url}/v1/graphs/{model}/requests", json={"inputs": {"messages": messages}}, timeout=60)
+    assert answer.status_code == 400
+    assert place in answer.json()["error"]["message"]
 
 
 def test_what_only_the_engine_can_tell_is_a_400_and_it_lives_on(ai: openai.OpenAI) -> None:

@@ -13,13 +13,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from omni_flow.control.codec import NotSerialisable
+from omni_flow.control.codec import NotSerialisable, mismatch
 from omni_flow.control.runtime.balance import CacheAware, balancer_of
 from omni_flow.control.runtime.closed import ClosedRequests
 from omni_flow.control.runtime.errors import InvalidInput, NoReplica, Overloaded, UnknownParameter
 from omni_flow.control.runtime.live_request import LiveRequest
 from omni_flow.control.runtime.prefixes import Holders, Key, Prefix, pieces_of
-from omni_flow.control.runtime.values import WrongValue, may_spill
+from omni_flow.control.runtime.values import WrongValue, may_spill, read_as
 from omni_flow.control.runtime.wire import CLOSE, EndSession, Envelope, Head, encode_head
 from omni_flow.control.types import Type
 from omni_flow.refs import ABSENT
@@ -65,6 +65,7 @@ class Gateway:
         self.on_finished: Callable[[Head], None] = lambda head: None
         spec = node.plan.spec
         self._types = {p.name: p.type if isinstance(p.type, Type) else None for p in spec.placeholders}
+        self._read_as = {n: () if self._types[n] in kinds else kinds for n, kinds in read_as(node.plan).items()}
         self._spills = {p.name: may_spill(node.plan, p.name) for p in spec.placeholders}
         self.streamed = {p.name for p in spec.placeholders if p.stream}
         self._required = [p.name for p in spec.placeholders if p.required]
@@ -163,10 +164,13 @@ class Gateway:
         return payloads
 
     def encode_input(self, name: str, value: Any) -> tuple[Any, int]:
-        """The payload of a placeholder's value. Raises InvalidInput."""
+        """The payload of a placeholder's value. Raises InvalidInput, also if no reader of it takes such a value."""
+        type_, wrong = self._types[name], [mismatch(kind, value) for kind in self._read_as[name]]
+        if wrong and None not in wrong and (type_ is None or type_.accepts(value)):
+            raise InvalidInput(name, "; ".join(why for why in wrong if why is not None))
         try:
             values, spill = self.node.values, self._spills[name]
-            return values.encode(value, self._types[name], self.node.plan.spec.name, name, spill)
+            return values.encode(value, type_, self.node.plan.spec.name, name, spill)
         except WrongValue as wrong:
             raise InvalidInput(name, wrong.mismatch) from wrong
         except NotSerialisable as wrong:

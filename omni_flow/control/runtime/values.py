@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from omni_flow.control.codec import Codec, MalformedPayload
+from omni_flow.control.codec import Codec, MalformedPayload, NotSerialisable
 from omni_flow.control.facts import Message
 from omni_flow.control.plan import Interface, Plan
 from omni_flow.control.runtime.tensors import Leased, Placed, Spilled, Tensors
@@ -72,10 +72,14 @@ class Values:
         if self.local:
             return Local(value), getattr(value, "nbytes", 0)
         if spill and self.tensors is not None:
-            data = self._spilling.encode(value, type_, interface=interface, field=field)
+            try:
+                data = self._spilling.encode(value, type_, interface=interface, field=field)
+            except NotSerialisable:
+                for placed in self._take_placed():
+                    placed.discard()
+                raise
             if self._placed:
-                placed, self._placed = self._placed, []
-                spilled = Spilled(data, placed)
+                spilled = Spilled(data, self._take_placed())
                 return spilled, spilled.nbytes
         else:
             data = self.codec.encode(value, type_, interface=interface, field=field)
@@ -90,6 +94,10 @@ class Values:
             return None
         self._placed.append(placed)
         return placed.ref
+
+    def _take_placed(self) -> list[Placed]:
+        placed, self._placed = self._placed, []
+        return placed
 
     def decode(self, payload: Any, type_: Type | None = None) -> Any:
         """The value in a payload. Any thread. Raises MalformedPayload, also when it is not of `type_`."""
@@ -163,6 +171,26 @@ def input_types(plan: Plan, interface: Interface) -> dict[str, Type]:
     if interface.spec.batch is not None:
         return {name: item for name, type_ in found.items() if (item := element(type_)) is not None}
     return found
+
+
+def read_as(plan: Plan) -> dict[str, tuple[Type, ...]]:
+    """What the readers of each placeholder take as a value of it, by their annotations; () if one may take any."""
+    names = {plan.field_ids[p.name]: p.name for p in plan.spec.placeholders}
+    found: dict[str, dict[Type | None, None]] = {name: {} for name in names.values()}
+    for output in plan.outputs:
+        if output.field in names:
+            found[names[output.field]][None] = None
+    for interface in plan.interfaces:
+        types = input_types(plan, interface)
+        entries = [entry for group in interface.groups for entry in group]
+        counts = {slot.n_slot for slot in interface.slots} - {None}
+        for slot in (s for s in interface.slots if s.field in names):
+            params = [entry.param for entry in entries if entry.slot == slot.index]
+            for type_ in [*map(types.get, params), *([None] if slot.index in counts else [])]:
+                if slot.join in LISTS:
+                    type_ = type_.item if isinstance(type_, ListOf) else None
+                found[names[slot.field]][type_] = None
+    return {name: () if None in types else tuple(t for t in types if t is not None) for name, types in found.items()}
 
 
 def output_type(output: OutputSpec) -> Type | None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from typing import Any
 
+import msgspec
 import pytest
 
-from omni_flow import Graph, InvalidInput, Limits, Overloaded, Text, collect, stream
+from omni_flow import Graph, InvalidInput, Json, Limits, Overloaded, Text, collect, stream
 from omni_flow.control.runtime.client import AsyncSession
 from omni_flow.control.runtime.errors import UnknownParameter
 
@@ -37,6 +40,69 @@ def test_wrong_inputs_are_refused_before_anything_starts(inputs: dict[str, objec
             with pytest.raises(InvalidInput) as caught:
                 await AsyncSession(app.gateway).submit(**inputs)
             assert str(caught.value) == message
+
+    asyncio.run(body())
+
+
+class Point(msgspec.Struct):
+    at: int
+
+
+class Reader:
+    async def messages(self, x: Sequence[dict[str, str]] | None) -> str:
+        return "list"
+
+    async def point(self, x: Point) -> str:
+        return "point"
+
+    async def total(self, xs: list[int]) -> int:
+        return sum(xs)
+
+    async def anything(self, x: Any) -> str:
+        return "any"
+
+
+@pytest.mark.parametrize(
+    ("methods", "good", "bad", "why"),
+    [
+        (["messages"], [{"role": "user"}], "hello", r"expected list\[Json\] \| None, got str"),
+        (["point"], {"at": 1}, {"at": "here"}, "expected Point: Expected `int`, got `str`"),
+        (["point", "messages"], [], 5, "expected Point.*; expected list"),
+        (["messages", "anything"], "hello", None, ""),
+    ],
+)
+def test_what_no_reader_of_a_placeholder_takes_is_refused(methods: list[str], good: Any, bad: Any, why: str) -> None:
+    graph = Graph("reads")
+    x = graph.placeholder("x", Any)
+    role = graph.role("reader", Reader)
+    made = {name: role.interface(name, inputs=[[x]], outputs=["y"]).y for name in methods}
+    graph.output(**made)
+
+    async def body() -> None:
+        async with deployed(graph) as app:
+            session = AsyncSession(app.gateway)
+            assert await (await session.submit(x=good)).cancel()
+            if why:
+                with pytest.raises(InvalidInput, match=f"input 'x': {why}"):
+                    await session.submit(x=bad)
+
+    asyncio.run(body())
+
+
+def test_a_frame_that_no_reader_takes_is_refused_and_the_request_goes_on() -> None:
+    graph = Graph("reads")
+    xs = graph.placeholder("xs", Json, stream=True)
+    graph.output(y=graph.role("reader", Reader).interface("total", inputs=[[collect(xs)]], outputs=["y"]).y)
+
+    async def body() -> None:
+        async with deployed(graph) as app:
+            request = await AsyncSession(app.gateway).submit()
+            await request.send("xs", 1)
+            with pytest.raises(InvalidInput, match="input 'xs': expected int, got str"):
+                await request.send("xs", "two")
+            await request.send("xs", 3)
+            await request.end("xs")
+            assert await request.result() == {"y": 4}
 
     asyncio.run(body())
 
