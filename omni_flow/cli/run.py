@@ -18,6 +18,7 @@ from omni_flow.cli.command import Debug, guard
 from omni_flow.cli.errors import UserError
 from omni_flow.cli.execute import Options, execute
 from omni_flow.cli.flags import Flag, Inputs, flags_of, read_inputs, read_params, read_replicas
+from omni_flow.cli.show import check_folder
 from omni_flow.cli.target import Target
 from omni_flow.cli.values import STDIN
 from omni_flow.control.compiled import CompiledGraph
@@ -120,6 +121,8 @@ def _made_for(
         assert found is not None
         assert graph is not None
         with guard(given["debug"]):
+            if given["out"] != DEFAULT_OUT:
+                check_folder(given["out"])
             turns = _read(flags, [[given[f"input_{k}"] for k in range(len(flags))], *later])
             options = Options(
                 params=read_params(graph, given["param"] or []),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -35,6 +36,18 @@ def kinds(graph: CompiledGraph) -> dict[str, Kind]:
         for output in graph.plan.outputs
         if not output.hidden
     }
+
+
+def check_folder(folder: Path) -> None:
+    """Raise UserError if no file can be written to `folder`, which need not be there yet."""
+    place = folder.absolute()
+    while not os.path.lexists(place):
+        place = place.parent
+    why = (
+        "is no folder" if not place.is_dir() else "" if os.access(place, os.W_OK | os.X_OK) else "may not be written to"
+    )
+    if why:
+        raise UserError(f"--out {folder}: {place} {why}", "name another folder")
 
 
 class Show:

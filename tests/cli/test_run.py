@@ -75,6 +75,15 @@ def test_text_streams_out_labelled_by_its_output(cli: Cli, kit: Path) -> None:
     assert (result.exit_code, result.stdout) == (0, "words: one two \n")
 
 
+@pytest.mark.parametrize("out", ["kit.py", "kit.py/below"])
+def test_a_place_for_files_that_is_none_is_said_before_the_launch(cli: Cli, kit: Path, out: str) -> None:
+    result = cli("run", "kit.py", "--text", "one", "--out", out)
+    assert result.exit_code == 2
+    assert "kit.py is no folder" in result.stderr
+    assert "up in" not in result.stderr
+    assert result.stdout == ""
+
+
 def test_text_is_read_from_stdin(cli: Cli, kit: Path) -> None:
     assert cli("run", "kit.py", "--text", "-", "--one-process", stdin="one\ntwo\n").stdout == "words: one two \n"
 
