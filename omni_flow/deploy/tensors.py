@@ -157,7 +157,7 @@ class ArenaTensors:
         name = _name(dtype)
         if temp is None or name is None:
             return None
-        if (owner := _under(array)) is not None:
+        if dtype.isnative and (owner := _under(array)) is not None:
             placed = self._as_it_lies(temp, owner, array.nbytes, name, array.shape)
             if placed is not None:
                 return placed
@@ -174,7 +174,7 @@ class ArenaTensors:
         if temp is None or tensor.device.type != "cpu":
             return None
         shape = tuple(tensor.shape)
-        if tensor.is_contiguous():
+        if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():  # those are views that compute
             known = self._under_tensors.get(tensor.data_ptr())
             placed = self._as_it_lies(temp, known and known(), tensor.nbytes, name, shape)
             if placed is not None:
