@@ -192,11 +192,10 @@ class Replica:
         if count is None:
             return {}
         try:
-            counted: Mapping[str, int] = count()
+            return {name: int(number) for name, number in count().items()}
         except Exception:
-            self.log.exception("counters raised")
+            self.log.exception("counters raised, or gave what is no number")
             return {}
-        return counted
 
     async def close(self) -> None:
         """Close every request and the role itself."""
