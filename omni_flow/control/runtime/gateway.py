@@ -21,7 +21,7 @@ from omni_flow.control.runtime.live_request import LiveRequest
 from omni_flow.control.runtime.prefixes import Holders, Key, Prefix, pieces_of
 from omni_flow.control.runtime.values import WrongValue, may_spill, read_as
 from omni_flow.control.runtime.wire import CLOSE, EndSession, Envelope, Head, encode_head
-from omni_flow.control.types import Type
+from omni_flow.control.types import Type, describe
 from omni_flow.refs import ABSENT
 
 if TYPE_CHECKING:
@@ -94,14 +94,16 @@ class Gateway:
 
         Raises:
             InvalidInput: an unknown placeholder, a missing required one, or a value of the wrong type; an unknown
-                output, or none.
+                output, or none; a seed or deadline that is no number.
             UnknownParameter: a param that the graph does not declare.
             Overloaded: the gateway's limits are reached.
             NoReplica: a role has no live replica.
         """
         self._check_limits(session)
+        _check_numbers(deadline_s, seed)
         if outputs is not None:
             self._check_outputs(outputs)
+        snapshot = self._snapshot(params)
         payloads = self._encode_inputs(inputs)
         replicas, keys = self._place(session, lambda: pieces_of(inputs, tenant))
         head = Head(
@@ -110,7 +112,7 @@ class Gateway:
             number=next(self._numbers),
             address=self.node.address,
             replicas=replicas,
-            params=self._snapshot(params),
+            params=snapshot,
             seed=secrets.randbits(63) if seed is None else seed,
             session=session,
             deadline_s=deadline_s,
@@ -275,3 +277,10 @@ class Gateway:
         for request in list(self.live.values()):
             request.cancel()
         self.node.flush()
+
+
+def _check_numbers(deadline_s: object, seed: object) -> None:
+    if deadline_s is not None and not (isinstance(deadline_s, (int, float)) and deadline_s == deadline_s):
+        raise InvalidInput("deadline", f"expected seconds, got {describe(deadline_s)}")
+    if seed is not None and not (isinstance(seed, int) and -(2**63) <= seed < 2**64):
+        raise InvalidInput("seed", f"expected an int of 64 bits, got {describe(seed)}")

@@ -119,6 +119,24 @@ def test_params_are_checked() -> None:
     asyncio.run(body())
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"seed": 2**64}, "input 'seed': expected an int of 64 bits, got int"),
+        ({"seed": "x"}, "input 'seed': expected an int of 64 bits, got str"),
+        ({"deadline": "x"}, "input 'deadline': expected seconds, got str"),
+        ({"deadline": float("nan")}, "input 'deadline': expected seconds, got float nan"),
+    ],
+)
+def test_a_seed_or_deadline_that_is_none_is_refused_and_leaves_nothing(wrong: dict[str, Any], message: str) -> None:
+    async def body() -> None:
+        async with deployed(echo_graph()) as app:
+            with pytest.raises(InvalidInput, match=message):
+                await AsyncSession(app.gateway).submit(x="a", **wrong)
+
+    asyncio.run(body())
+
+
 def test_requests_over_the_limit_are_refused_and_others_unharmed() -> None:
     graph = Graph("slow")
     x = graph.placeholder("x", int)
