@@ -94,7 +94,7 @@ def of_fault(fault: Exception) -> ApiError | None:
     return None
 
 
-def brief(failure: Failure) -> str:
+def brief(failure: Failure | str) -> str:
     """A failure in one line for a caller: of a long cause, as an engine's last output, the log has the rest."""
     text = " ".join(str(failure).split())
     return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} … {text[-LONGEST // 2 :]}"
@@ -107,7 +107,7 @@ def of_outcome(outcome: Outcome | None, failures: Mapping[str, Failure]) -> ApiE
     kinds = {kind for kind, _ in told}
     if outcome is Outcome.FAILED and kinds and kinds <= CALLERS:
         code = "context_length_exceeded" if kinds == {"PromptTooLong"} else "invalid_input"
-        return ApiError(400, "; ".join(sorted(why for _, why in told)), code=code)
+        return ApiError(400, "; ".join(sorted(brief(why) for _, why in told)), code=code)
     texts = {name: brief(failure) for name, failure in failures.items()}
     causes = "; ".join(sorted(set(texts.values())))
     message = f"{text}: {causes}" if causes else text

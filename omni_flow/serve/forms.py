@@ -9,6 +9,7 @@ from starlette.formparsers import MultiPartException
 from starlette.requests import Request
 
 from omni_flow.serve.errors import ApiError, bad
+from omni_flow.serve.http import refuse_packed
 from omni_flow.serve.media.service import Upload
 
 MAX_PARTS = 128
@@ -19,6 +20,7 @@ async def read_form(request: Request, most: int) -> dict[str, list[Any]]:
     kind = request.headers.get("content-type", "")
     if not kind.startswith("multipart/form-data"):
         raise ApiError(415, "expected multipart/form-data", code="unsupported_media_type")
+    refuse_packed(request)
     found: dict[str, list[Any]] = {}
     try:
         async with request.form(max_files=MAX_PARTS, max_fields=MAX_PARTS, max_part_size=most) as form:

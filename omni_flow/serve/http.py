@@ -58,14 +58,19 @@ def call_of(request: Request) -> Call:
     return found
 
 
+def refuse_packed(request: Request) -> None:
+    """Raise ApiError 415 for a compressed body."""
+    packed = request.headers.get("content-encoding", "identity")
+    if packed != "identity":
+        raise ApiError(415, f"bodies are taken as they are, not as {packed}", code="unsupported_media_type")
+
+
 async def json_body(request: Request) -> dict[str, Any]:
     """The body as a JSON object. Raises ApiError."""
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         raise ApiError(415, f"expected application/json, not {kind}", code="unsupported_media_type")
-    packed = request.headers.get("content-encoding", "identity")
-    if packed != "identity":
-        raise ApiError(415, f"bodies are taken as they are, not as {packed}", code="unsupported_media_type")
+    refuse_packed(request)
     try:
         found = _decode(await request.body())
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -89,7 +89,7 @@ def _limits(words: list[str], where: str) -> tuple[float | None, int | None]:
 def load(path: Path | None, environment: Mapping[str, str]) -> list[Key]:
     """The keys of a file, and of the environment: entries `NAME:SECRET` or secrets alone, between commas.
 
-    Raises: KeysError, OSError.
+    Raises: KeysError, also for a name that stands there twice; OSError.
     """
     keys = parse(path.read_text().splitlines(), str(path)) if path is not None else []
     for number, entry in enumerate(e.strip() for e in environment.get(ENVIRONMENT, "").split(",")):
@@ -97,6 +97,10 @@ def load(path: Path | None, environment: Mapping[str, str]) -> list[Key]:
             name, colon, secret = entry.partition(":")
             if not colon:
                 name, secret = f"key-{number}", entry
+            if _NAME.fullmatch(name) is None:
+                raise KeysError(ENVIRONMENT, f"{name!r} is no name")
+            if name in {key.name for key in keys}:
+                raise KeysError(ENVIRONMENT, f"the name {name!r} stands there twice")
             keys.append(Key(name, digest_of(secret)))
     return keys
 

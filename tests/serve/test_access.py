@@ -75,6 +75,14 @@ def test_keys_come_from_a_file_and_the_environment(tmp_path: Path) -> None:
         make_key("a b")
 
 
+@pytest.mark.parametrize(
+    ("entries", "why"), [("bob:a,bob:b", "'bob' stands there twice"), ("b b:a", "'b b' is no name")]
+)
+def test_a_name_of_the_environment_names_one_caller(entries: str, why: str) -> None:
+    with pytest.raises(KeysError, match=why):
+        load(None, {"OMNI_FLOW_API_KEYS": entries})
+
+
 def test_a_bucket_lets_a_burst_through_and_then_its_rate() -> None:
     limiter = Limiter(2.0, 3, None)
     assert [limiter.enter(10.0) is None for _ in range(4)] == [True, True, True, False]

@@ -60,6 +60,8 @@ def test_another_media_type_or_method_or_path_is_said(http: httpx.Client) -> Non
     packed = {"content-type": "application/json", "content-encoding": "gzip"}
     assert "not as gzip" in error(http.post(CHAT, content=gzip.compress(b"{}"), headers=packed), 415)["message"]
     error(http.post("/v1/audio/transcriptions", json={}), 415)
+    packed["content-type"] = "multipart/form-data; boundary=x"
+    assert "not as gzip" in error(http.post("/v1/audio/transcriptions", content=b"x", headers=packed), 415)["message"]
     error(http.get(CHAT), 405)
     error(http.post("/v1/nothing"), 404)
 
