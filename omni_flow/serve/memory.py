@@ -25,7 +25,7 @@ class MemoryLook:
 
     def __init__(self, deployment: AsyncDeployment) -> None:
         self._deployment = deployment
-        self._clients: list[AsyncMemoryManagerClient] = []
+        self._clients: dict[str, AsyncMemoryManagerClient] = {}
         self._connecting = asyncio.Lock()
         self.last: Stats | None = None
 
@@ -58,15 +58,19 @@ class MemoryLook:
 
     async def _connected(self) -> list[AsyncMemoryManagerClient]:
         async with self._connecting:
-            for address in self._addresses[len(self._clients) :]:
-                client = await AsyncMemoryManagerClient.connect(address, name="serve", role="viewer")
-                self._clients.append(client)
-            return self._clients
+            found = []
+            for address in self._addresses:
+                client = self._clients.get(address)
+                if client is None:
+                    client = await AsyncMemoryManagerClient.connect(address, name="serve", role="viewer")
+                    self._clients[address] = client
+                found.append(client)
+            return found
 
     async def close(self) -> None:
         """End the connections."""
-        clients, self._clients = self._clients, []
-        for client in clients:
+        clients, self._clients = self._clients, {}
+        for client in clients.values():
             await client.close()
 
 
