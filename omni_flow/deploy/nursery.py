@@ -17,6 +17,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import msgspec
@@ -180,10 +181,15 @@ def serve_plan(sock: socket.socket, lock: int, launcher: int, plan: Plan) -> int
 
 
 def fork_nursery(plan: Plan, sock: socket.socket, lock: int) -> int:
-    """Fork a nursery from this process. `sock` is its end of the pair. Returns its pid."""
+    """Fork a nursery from this process. `sock` is its end of the pair. Returns its pid.
+
+    From a thread made for it: an OpenMP that has run in the forking thread believes in the child, too, that its threads
+    are there, and waits for them for ever.
+    """
     launcher = os.getpid()
     serve: Callable[[], int] = functools.partial(serve_plan, sock, lock, launcher, plan)
-    return forked([sock.fileno(), lock], serve)
+    with ThreadPoolExecutor(1, "fork") as thread:
+        return thread.submit(forked, [sock.fileno(), lock], serve).result()
 
 
 def main() -> int:

@@ -68,6 +68,11 @@ class Views:
         return array
 
 
+class Sums:
+    async def sum(self, n: int) -> float:
+        return float((torch.ones(n) + 1).sum())
+
+
 class InPlace:
     def make(self, ctx: Context, n: int) -> Any:
         array = ctx.empty((n,), "float32")
@@ -255,6 +260,15 @@ def test_a_conjugated_tensor_arrives_conjugated() -> None:
     tensor = torch.complex(torch.arange(20_000.0), torch.ones(20_000))
     with launch(one(Views, "conjugate", Tensor())) as app:
         assert torch.equal(app.submit(x=tensor).result(20)["y"], tensor.conj())
+
+
+def test_roles_use_the_threads_of_torch_after_their_launcher_did() -> None:
+    graph = Graph("sums")
+    n = graph.placeholder("n", int)
+    graph.output(y=graph.role("r", Sums).interface("sum", inputs=[[n]], outputs=["y"]).y)
+    assert float((torch.ones(MIB) + 1).sum()) == 2 * MIB
+    with launch(graph, start="fork") as app:
+        assert app.submit(n=MIB).result(20)["y"] == 2 * MIB
 
 
 def streamed(reader: type, method: str) -> Graph:
