@@ -347,22 +347,24 @@ class Execution:
         """Tell the role, if it has a method `end_session`: on the loop if that is `async`, else in its thread."""
         method = getattr(self.replica.instance, "end_session", None)
         if inspect.iscoroutinefunction(method):
-            task = self.node.loop.create_task(self._guarded(method(session, tenant)))
+            task = self.node.loop.create_task(self._end_on_loop(method, session, tenant))
             self._runners.add(task)
             task.add_done_callback(self._runners.discard)
         elif method is not None:
             self.threads.submit(lambda: self._end_in_thread(method, session, tenant))
 
-    async def _guarded(self, work: Awaitable[None]) -> None:
+    async def _end_on_loop(self, method: Callable[[str, str], Awaitable[None]], session: str, tenant: str) -> None:
         try:
-            await work
+            await method(session, tenant)
         except Exception:
             self.replica.log.exception("end_session raised")
 
     def _end_in_thread(self, method: Callable[[str, str], None], session: str, tenant: str) -> None:
         try:
             method(session, tenant)
-        except Exception:
+        except SystemExit:
+            raise
+        except BaseException:  # a thread that died of one would leave everybody else waiting
             self.replica.log.exception("end_session raised")
 
     def close(self) -> None:

@@ -132,6 +132,32 @@ def test_a_role_lets_go_of_a_session_that_is_closed_and_of_no_other(
     assert caplog.text.count("end_session raised") == 1
 
 
+class TakesNothing(Echo):
+    async def end_session(self) -> None:
+        pass
+
+
+class Leaves(Upper):
+    def end_session(self, session: str, tenant: str) -> None:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("cls", [TakesNothing, Leaves])
+def test_an_end_session_that_goes_wrong_harms_nobody(cls: type, caplog: pytest.LogCaptureFixture) -> None:
+    graph = Graph("one")
+    x = graph.placeholder("x", Text)
+    graph.output(y=graph.role("r", cls).interface("run", inputs=[[x]], outputs=["y"]).y)
+
+    async def body() -> None:
+        async with deployed(graph) as app:
+            async with AsyncSession(app.gateway):
+                pass
+            assert (await (await AsyncSession(app.gateway).submit(x="A")).result()) == {"y": "A"}
+
+    asyncio.run(body())
+    assert caplog.text.count("end_session raised") == 1
+
+
 @pytest.mark.parametrize("cls", [Keeper, PlainKeeper])
 def test_nothing_is_kept_of_a_session_that_was_closed_before_its_last_request_got_to_the_role(cls: type) -> None:
     graph = Graph("late")
