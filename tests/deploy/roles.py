@@ -153,6 +153,13 @@ class Hangs:
                 time.sleep(1)
         return x
 
+    def batch_in_thread(self, x: list[str]) -> list[str]:
+        return [self.in_thread(item) for item in x]
+
+    def batch_takes_its_time(self, x: list[str]) -> list[str]:
+        time.sleep(1)
+        return x
+
     async def on_loop(self, x: str) -> str:
         if x == "hang":
             while True:

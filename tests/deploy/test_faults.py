@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from omni_flow import Graph, NoReplica, Outcome, RequestFailed, Text
+from omni_flow import Batch, Graph, NoReplica, Outcome, RequestFailed, Text
 from omni_flow.control.runtime.gateway import Gateway
 from omni_flow.control.runtime.node import Node
 from omni_flow.control.runtime.values import Values
@@ -135,16 +135,38 @@ def test_a_role_that_ends_its_process_fails_the_request_with_that_cause(method: 
     asyncio.run(body())
 
 
-def test_a_thread_that_outlives_its_request_costs_its_replica_a_restart() -> None:
+@pytest.mark.parametrize("batch", [None, Batch(max=1)])
+def test_a_thread_that_outlives_its_request_costs_its_replica_a_restart(batch: Batch | None) -> None:
+    graph = Graph("one")
+    x = graph.placeholder("x", Text)
+    method = "in_thread" if batch is None else "batch_in_thread"
+    graph.output(y=graph.role("r", Hangs).interface(method, inputs=[[x]], outputs=["y"], batch=batch).y)
+
     async def body() -> None:
         events = Events()
-        async with bare(one(Hangs, "in_thread"), events, grace_s=0.2) as app:
+        async with bare(graph, events, grace_s=0.2) as app:
             failed = await outcome_of(await app.submit(x="hang", deadline=0.1))
             assert isinstance(failed, RequestFailed)
             assert failed.outcome is Outcome.DEADLINE
             assert "runs on in its thread 0.2 s after its request was closed" in await events.until("r/0@0 died")
             await events.until("r/0@1 is up")
             assert await outcome_of(await app.submit(x="a")) == {"y": "a"}
+
+    asyncio.run(body())
+
+
+def test_a_batch_that_somebody_still_waits_for_may_take_its_time() -> None:
+    graph = Graph("one")
+    x = graph.placeholder("x", Text)
+    batch = Batch(max=2, wait_ms=60_000)
+    role = graph.role("r", Hangs)
+    graph.output(y=role.interface("batch_takes_its_time", inputs=[[x]], outputs=["y"], batch=batch).y)
+
+    async def body() -> None:
+        async with bare(graph, grace_s=0.1) as app:
+            late, other = await app.submit(x="late", deadline=0.2), await app.submit(x="other")
+            assert isinstance(await outcome_of(late), RequestFailed)
+            assert await outcome_of(other) == {"y": "other"}
 
     asyncio.run(body())
 

@@ -93,8 +93,10 @@ class Batcher:
         method = self._method
         columns = {name: [arguments[name] for _, arguments in items] for name in items[0][1]}
         contexts = [[self._execution.context(running) for running, _ in items]] if method.takes_ctx else []
-        call = self._on_loop if method.asynchronous else self._in_thread
-        results = await call(contexts, columns)
+        if method.asynchronous:
+            results = await self._on_loop(contexts, columns)
+        else:
+            results = await self._in_thread([running for running, _ in items], contexts, columns)
         if isinstance(results, BaseException):
             return results
         if not isinstance(results, Sequence) or isinstance(results, (str, bytes)) or len(results) != len(items):
@@ -114,7 +116,7 @@ class Batcher:
         except Exception as error:
             return error
 
-    async def _in_thread(self, contexts: list[Any], columns: Mapping[str, list[Any]]) -> Any:
+    async def _in_thread(self, going: Sequence[Running], contexts: list[Any], columns: Mapping[str, list[Any]]) -> Any:
         future: asyncio.Future[Any] = self._execution.node.loop.create_future()
         threads = self._execution.threads
 
@@ -124,12 +126,17 @@ class Batcher:
 
         def work() -> None:
             answer: Any
+            for running in going:
+                running.beside, running.in_thread = going, True
             try:
                 answer = self._method.call(*contexts, **columns)
             except SystemExit:
                 raise
             except BaseException as error:  # a thread that died of one would leave everybody else waiting
                 answer = error
+            finally:
+                for running in going:
+                    running.beside, running.in_thread = (), False
             threads.post(lambda: settle(answer))
 
         threads.submit(work)

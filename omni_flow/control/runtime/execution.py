@@ -40,6 +40,7 @@ class Running:
 
     __slots__ = (
         "activation",
+        "beside",
         "context",
         "in_thread",
         "method",
@@ -65,6 +66,8 @@ class Running:
         self.queued = time.time() if party.info.timeline else 0.0
         self.started = 0.0
         self.in_thread = False
+        self.beside: Sequence[Running] = ()
+        """Who shares its call in a thread, itself among them."""
         self.note = ""
 
     def progress(self, fraction: float, note: str) -> None:

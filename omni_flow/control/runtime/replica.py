@@ -152,8 +152,9 @@ class Replica:
             self.node.retired()
 
     def _check_stuck(self, running: Running) -> None:
-        """Grace is over: a thread that still runs role code for a closed request makes this replica useless."""
-        if running.in_thread and self.on_stuck is not None:
+        """Grace is over: a thread that still runs role code for closed requests alone makes this replica useless."""
+        wanted = any(not one.activation.closed for one in running.beside)
+        if running.in_thread and not wanted and self.on_stuck is not None:
             self.on_stuck(
                 f"{running.method.interface.name} runs on in its thread {self.grace_s:g} s after its request was closed"
             )
