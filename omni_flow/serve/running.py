@@ -218,8 +218,8 @@ class Book:
         if state is not None and state.params:
             params = {**state.params, **(params or {})}
         running = Running(self, served, call, endpoint, state)
-        running.attach(
-            served.deployment.gateway.submit(
+        try:
+            live = served.deployment.gateway.submit(
                 inputs,
                 params=params,
                 session=state.key if state is not None else None,
@@ -230,7 +230,11 @@ class Book:
                 tenant=call.key.salt,
                 outputs=outputs,
             )
-        )
+        except Exception:
+            if state is not None:
+                self.sessions.drop_unused(state)
+            raise
+        running.attach(live)
         running.outputs = outputs
         running.sent = frozenset(inputs) | served.pushed
         if state is not None:

@@ -90,6 +90,11 @@ class Sessions:
         self._forget(found)
         return found
 
+    def drop_unused(self, state: SessionState) -> None:
+        """Its request was refused: a session that has had none, and no params, is not there."""
+        if not state.turns and not state.params:
+            del self._all[state.key]
+
     def list(self, tenant: str) -> list[SessionState]:
         """Those of a caller, the one used last at the end."""
         return [state for key, state in self._all.items() if key.startswith(f"{tenant}:")]

@@ -139,6 +139,18 @@ def test_without_a_memory_manager_a_session_has_no_kv() -> None:
         assert http.get("/v1/sessions/s").json()["kv"] is None
 
 
+def test_a_refused_request_makes_no_session() -> None:
+    with hosted(Serving(memory())) as host, host.client() as http:
+
+        def ask(params: dict[str, int]) -> list[str]:
+            http.post("/v1/graphs/memory/requests", json={"inputs": {"text": "x"}, "params": params, "session": "s"})
+            return [session["id"] for session in http.get("/v1/sessions").json()["data"]]
+
+        assert ask({"nope": 1}) == []
+        assert ask({}) == ["s"]
+        assert ask({"nope": 1}) == ["s"]
+
+
 def test_sessions_that_are_forgotten_are_over() -> None:
     now = 0.0
     over: list[str] = []
