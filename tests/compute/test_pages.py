@@ -7,6 +7,7 @@ import random
 import pytest
 
 from omni_flow.compute.errors import ComputeError
+from omni_flow.compute.sglang.lookahead import Lookahead
 from omni_flow.compute.sglang.pages import LOT, Node, PageBook, Part
 from omni_flow.compute.sglang.pagesource import LocalPages
 from omni_flow.data.identity import PageHash
@@ -159,3 +160,15 @@ def test_pages_that_are_leased_ahead_never_stand_in_the_way_of_a_hit() -> None:
     assert book.match(keys_of([2, 2])).depth == 2
     assert book.pinned == 5
     assert book.check() == []
+
+
+def test_what_was_absent_is_found_when_it_is_asked_for_again_before_a_batch_was_formed() -> None:
+    source = LocalPages(8)
+    book = PageBook(source)
+    ahead = Lookahead(book, lambda request: request)
+    keys = keys_of([1, 2, 3, 4])
+    ahead.ask([keys], 5)
+    assert book.match(keys, ahead.absent([keys, keys], 5)).depth == 0
+    source.seal(source.take(4, 4), keys)()  # by another engine
+    ahead.ask([keys], 5)
+    assert book.match(keys, ahead.absent([keys, keys], 5)).depth == 4

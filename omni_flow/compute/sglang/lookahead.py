@@ -29,7 +29,7 @@ class Lookahead:
         self._book = book
         self._keys_of = keys_of
         self._absent: set[PageHash] = set()
-        self._asked: list[Callable[[], set[PageHash]]] = []
+        self._asked: list[tuple[set[PageHash], Callable[[], set[PageHash]]]] = []
         self._batch = -1
 
     def ask(self, chains: Iterable[Sequence[PageHash]], batch: int) -> None:
@@ -38,9 +38,9 @@ class Lookahead:
             self._batch = batch
             self._absent = set()
             self._asked = []
-        firsts = {first: None for keys in chains if (first := self._book.first_unpinned(keys)) is not None}
+        firsts = {first for keys in chains if (first := self._book.first_unpinned(keys)) is not None}
         if firsts:
-            self._asked.append(self._book.source.absent(list(firsts)))
+            self._asked.append((firsts, self._book.source.absent(list(firsts))))
 
     def ask_for(self, waiting: Iterable[Any], batch: int) -> None:
         """The same for requests that wait."""
@@ -56,7 +56,8 @@ class Lookahead:
             if len(waiting) < 2:
                 return frozenset()
             self.ask_for(waiting, batch)
-        for answer in self._asked:
+        for firsts, answer in self._asked:
+            self._absent -= firsts  # what was asked of them before is older
             self._absent |= answer()
         self._asked = []
         return self._absent

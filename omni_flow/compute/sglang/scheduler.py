@@ -197,6 +197,7 @@ class Outlet:
     def forget(self, rid: str) -> Generate | None:
         """A request is over; nothing of it goes out any more."""
         self.courses.pop(rid, None)
+        self._prompt.pop(rid, None)
         return self.requests.pop(rid, None)
 
     def _refuse(self, rid: str, reason: dict[str, Any]) -> None:
@@ -236,6 +237,7 @@ class Outlet:
             out.append(step)
         if reason is not None:
             course, size = self.courses[rid], current().page_size
+            prompt_logprobs = self._prompt.get(rid, [])
             self.forget(rid)
             if asked.session:
                 ended.append((asked.session, course.chain))
@@ -247,7 +249,7 @@ class Outlet:
                     prompt,
                     cached,
                     output.completion_tokens[at],
-                    self._prompt.pop(rid, []),
+                    prompt_logprobs,
                     course.hits(cached, size),
                     marks(course.chain.keys[: prompt // size], size) if current().arena is not None else [],
                 )
