@@ -64,7 +64,8 @@ class SessionLeases:
 
     Args:
         most: pages that all sessions together may keep; beyond it those renewed longest ago are let go early.
-        known: pages that all leases together may name; beyond it those renewed longest ago are forgotten.
+        known: pages that all leases together may name, and how many leases there may be; beyond it those renewed
+            longest ago are forgotten.
 
     `due`: before that there is nothing to expire.
     """
@@ -186,7 +187,7 @@ class SessionLeases:
                 break
             if lease is not renewed:
                 gone += self._unkeep(lease, 0)
-        while len(self._named) > self._known and len(self._leases) > 1:
+        while max(len(self._named), len(self._leases)) > self._known and len(self._leases) > 1:
             name = next(iter(self._leases))
             gone += self._unkeep(self._leases[name], 0)
             self._forget(name)

@@ -47,6 +47,11 @@ def test_sessions_keep_no_more_than_their_share_and_the_oldest_is_let_go_first()
     for n in range(9):
         small.renew(1, f"s{n}", b"root", [bytes([n, m]) * 16 for m in range(2)], 16, n, 10)
     assert len(small) == 2
+    # nor are there more leases than that, of the same page or of none
+    for n in range(9):
+        small.renew(1, f"t{n}", b"root", [A] if n % 2 else [], 16, n, 10)
+        assert small.check() == []
+    assert len(small) == 4
 
 
 def test_a_session_of_two_holders_is_over_when_both_say_so_or_are_gone() -> None:
