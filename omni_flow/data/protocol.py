@@ -75,6 +75,7 @@ class Op:
     T_RETRACT: Final = 0x33
     T_TRIM: Final = 0x34
     T_SETTLE: Final = 0x34
+    T_RENEW: Final = 0x35
     JOB: Final = 0x40
     JOB_DONE: Final = 0x41
     JOB_ADD: Final = 0x42

@@ -42,7 +42,7 @@ from omni_flow.data.zmq_front import ZmqFront
 log = logging.getLogger("omni_flow.data")
 SLICE_S: Final = 0.001
 LINGER_S: Final = 0.002
-QUICK: Final = frozenset((Op.PING, Op.PROBE, Op.LOOKUP, Op.UNPIN, Op.COMMIT, Op.T_FLUSH, Op.T_RETURN))
+QUICK: Final = frozenset((Op.PING, Op.PROBE, Op.LOOKUP, Op.UNPIN, Op.COMMIT, Op.T_FLUSH, Op.T_RENEW, Op.T_RETURN))
 ROLES: Final = ("client", "engine", "mover", "viewer")
 
 

@@ -25,7 +25,7 @@ from omni_flow.data.ledger import (
 from omni_flow.data.waits import WaitQueue
 
 Cells = NDArray[np.uint32]
-KEPT = 64
+KEPT = 256
 """How many slots one client may keep unused."""
 
 
@@ -112,6 +112,7 @@ class TempAccount:
     def keep(self, slot: Slot) -> None:
         """Lease an owned slot anew, of a new generation."""
         assert self.ledger is not None
+        self.used(slot.entry)
         self.ledger[slot.entry, 1:] = (0, slot.number, slot.generation)
         self.kept[slot.entry] = slot
         self.kept_bytes += slot.size

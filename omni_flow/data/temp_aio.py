@@ -95,8 +95,9 @@ class AsyncTempClient:
 
     def ring(self) -> None:
         """Tell the server that shares have come back."""
+        op = Op.T_RENEW if self.buffers.low else Op.T_FLUSH
         self.buffers.rung()
-        self._client.tell(Op.T_FLUSH)
+        self._client.tell(op)
 
     async def flush(self) -> None:
         """Have everything released so far taken back before this returns."""

@@ -41,10 +41,11 @@ if TYPE_CHECKING:
     import torch
 
 BATCH: Final = 64
-RING_BYTES: Final = 8 << 20
-"""So many shares, or so much memory, come back before the server is told: waking it costs a hop on few cores 40 µs and
-more, and memory is best used again while it is warm."""
+RING_BYTES: Final = 64 << 20
+"""So many shares, or so much memory, come back before the server is told unasked: waking it costs a hop on few cores
+40 µs and more. Whoever runs low of slots, or waits for room, makes it look earlier."""
 _MAGAZINE_BYTES: Final = 8 << 20
+_MAGAZINE_LEAST: Final = 4
 _HELD_BASE: Final = OWNED * CELLS
 _HELD_END: Final = FORWARDS_AT * CELLS
 
@@ -200,6 +201,7 @@ class TempBuffers:
         self._forwards = 0
         self.pending = 0
         self.pending_bytes = 0
+        self.low = False
         self.dead = False
 
     # -- slots of one's own -------------------------------------------------------------------------------------
@@ -208,7 +210,7 @@ class TempBuffers:
     def magazine(nbytes: int) -> tuple[int, int]:
         """Class of a request and how many slots of it to lease at once."""
         order = _order(nbytes)
-        return order, max(1, min(BATCH, _MAGAZINE_BYTES >> (order + 12)))
+        return order, max(_MAGAZINE_LEAST, min(BATCH, _MAGAZINE_BYTES >> (order + 12)))
 
     def pop(self, nbytes: int) -> TempBuffer | None:
         """A slot from the magazine, None when it must be filled first. The one used last comes first."""
@@ -233,10 +235,18 @@ class TempBuffers:
             except IndexError:  # another thread has taken it
                 continue
             if size >= nbytes:
+                if published and not magazine and not self._collect(order, BATCH):
+                    self._run_low()
                 return TempBuffer(arena, entry, slot, generation, size, nbytes)
             magazine.append((entry, slot, generation, size))
             break
         return None
+
+    def _run_low(self) -> None:
+        """The last slot of a size has been taken: the server is to look who has released others, before the next."""
+        self.low = True
+        if self.bell is not None:
+            self.bell()
 
     def _collect(self, order: int, most: int) -> bool:
         """Look at the slots published last, `most` of them: what the server has leased anew goes into the magazine, the
@@ -388,6 +398,7 @@ class TempBuffers:
     def rung(self) -> None:
         """The server looks into the ledger now."""
         self.pending = self.pending_bytes = 0
+        self.low = False
 
     @property
     def may_forward(self) -> bool:

@@ -45,6 +45,7 @@ class TempService(BaseService):
             Op.T_RETURN: self._return,
             Op.T_RETRACT: self._retract,
             Op.T_SETTLE: self._settle,
+            Op.T_RENEW: self._renew,
         }
 
     def _pressure(self) -> None:
@@ -103,6 +104,13 @@ class TempService(BaseService):
         """The bell of a client that has released. Answered only if it has a request id."""
         if self.pool.harvest([self.pool.accounts[session.id]]):
             self.pool.pump()
+        if message.request:
+            session.reply(message)
+
+    def _renew(self, session: Session, message: Message) -> None:
+        """The bell of a client whose slots run low: whoever has released one of them. Answered only if it has an id."""
+        self.pool.harvest_all()
+        self.pool.pump()
         if message.request:
             session.reply(message)
 

@@ -33,7 +33,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     none of the others'. Tensors between roles all lie at the first.
     """
 
-    temp_bytes: int = 256 << 20
+    temp_bytes: int = 512 << 20
     temp_client_bytes: int = 0
     pools: tuple[PoolSpec, ...] = ()
     populate: str = "background"

@@ -274,6 +274,18 @@ def test_a_producer_that_goes_on_as_before_asks_for_nothing(manager: Make) -> No
         assert stats["temp_renewed"] == 50
 
 
+def test_who_runs_low_of_slots_has_the_server_look_for_those_that_came_back(manager: Make) -> None:
+    server = manager(**TEMP)
+    with server.client() as producer, server.client() as consumer:
+        out, into = TempClient(producer), TempClient(consumer)
+        for turn in range(50):
+            into.adopt(out.put(np.full(MIB, turn, np.uint8))).release()
+            producer.ping()
+        stats = producer.stats()
+        assert stats["temp_leased"] <= 4
+        assert stats["temp_renewed"] >= 46
+
+
 def test_slots_kept_unused_come_back_for_those_who_need_them(manager: Make) -> None:
     server = manager(**TEMP)
     with server.client() as producer, server.client() as needy:
