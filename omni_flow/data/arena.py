@@ -93,12 +93,15 @@ class Arena:
             os.ftruncate(fd, size)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
             arena = cls(name, fd, size, True, mmap.PAGESIZE, huge)
+            if populate == "now":
+                arena.populate()
+        except OutOfMemory:
+            os.close(fd)
+            raise
         except OSError as error:
             os.close(fd)
             raise OutOfMemory(f"arena {name} of {size} bytes: {error}", "lower its size") from error
-        if populate == "now":
-            arena.populate()
-        elif populate == "background":
+        if populate == "background":
             threading.Thread(target=arena.populate, args=(1,), name=f"populate-{name}", daemon=True).start()
         else:
             arena.populated.set()
@@ -112,10 +115,10 @@ class Arena:
             os.ftruncate(fd, size)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
             arena = cls(name, fd, size, True, HUGE)
+            arena.populate()
         except (OSError, OutOfMemory):
             os.close(fd)
             return None
-        arena.populate()
         return arena
 
     @classmethod
@@ -124,12 +127,17 @@ class Arena:
 
         Raises:
             BadArgument: the file is smaller than said.
+            OutOfMemory: the system does not map it.
         """
         have = os.fstat(fd).st_size
         if have < size:
             os.close(fd)
             raise BadArgument(f"arena {name} of {size} bytes came with a file of {have}")
-        return cls(name, fd, size, write, page_size)
+        try:
+            return cls(name, fd, size, write, page_size)
+        except OutOfMemory:
+            os.close(fd)
+            raise
 
     def populate(self, threads: int = 0, upto: int | None = None) -> None:
         """Fault every page in, without touching its content, in steps that let other threads run.

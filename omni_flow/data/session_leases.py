@@ -8,7 +8,8 @@ renewed it: without any of them it is forgotten.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+import heapq
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -18,6 +19,8 @@ from omni_flow.data.identity import DIGEST_BYTES
 
 Key = bytes
 """Of a page, 32 bytes."""
+Name = tuple[str, bytes]
+"""Of a lease: its session and its chain."""
 NEVER: Final = float("inf")
 
 
@@ -66,15 +69,15 @@ class SessionLeases:
         most: pages that all sessions together may keep; beyond it those renewed longest ago are let go early.
         known: pages that all leases together may name, and how many leases there may be; beyond it those renewed
             longest ago are forgotten.
-
-    `due`: before that there is nothing to expire.
     """
 
     def __init__(self, most: int, known: int) -> None:
         self.most = most
-        self.due = NEVER
         self._known = known
-        self._leases: OrderedDict[tuple[str, bytes], Lease] = OrderedDict()
+        self._leases: OrderedDict[Name, Lease] = OrderedDict()
+        self._chains: defaultdict[str, set[bytes]] = defaultdict(set)
+        self._held: defaultdict[int, set[Name]] = defaultdict(set)
+        self._ends: list[tuple[float, Name]] = []
         self._named: Counter[Key] = Counter()
         self._kept: Counter[Key] = Counter()
 
@@ -86,18 +89,25 @@ class SessionLeases:
         """Pages that are kept now."""
         return len(self._kept)
 
+    @property
+    def due(self) -> float:
+        """Before that there is nothing to expire."""
+        return self._ends[0][0] if self._ends else NEVER
+
     def of(self, session: str) -> Iterator[Lease]:
         """The leases of a session."""
-        return (lease for (name, _), lease in self._leases.items() if name == session)
+        return (self._leases[session, chain] for chain in self._chains.get(session, ()))
 
     def renew(
         self, holder: int, session: str, chain: bytes, keys: list[Key], tokens: int, now: float, ttl: float
     ) -> Change:
         """A turn of a session ended with these pages; pages of its last turn that are not among them are let go."""
-        lease = self._leases.get((session, chain))
+        name = (session, chain)
+        lease = self._leases.get(name)
         if lease is None:
-            lease = self._leases[session, chain] = Lease([], tokens)
-        self._leases.move_to_end((session, chain))
+            lease = self._leases[name] = Lease([], tokens)
+            self._chains[session].add(chain)
+        self._leases.move_to_end(name)
         same = next((at for at, (old, new) in enumerate(zip(lease.keys, keys, strict=False)) if old != new), None)
         same = min(len(lease.keys), len(keys)) if same is None else same
         gone = self._unkeep(lease, same)
@@ -105,31 +115,37 @@ class SessionLeases:
         self._named.update(keys[same:])
         lease.keys, lease.tokens, lease.over = keys, tokens, False
         lease.holders.add(holder)
+        self._held[holder].add(name)
         self._keep(lease, min(len(keys), self.most))
         lease.until = now + ttl
-        self.due = min(self.due, lease.until)
+        self._ends_at(lease.until, name)
         gone += self._make_room(lease)
         return Change(keys[: lease.kept], [key for key in gone if key not in self._kept])
 
     def expire(self, now: float) -> list[Key]:
         """Let go of what was not renewed in time; the leases stay known."""
-        if now < self.due:
-            return []
         gone: list[Key] = []
-        for lease in self._leases.values():
-            if lease.until and lease.until <= now:
+        while self.due <= now:
+            until, name = heapq.heappop(self._ends)
+            lease = self._leases.get(name)
+            if lease is not None and lease.until == until:  # else renewed since
                 gone += self._unkeep(lease, 0)
-        self.due = min((lease.until for lease in self._leases.values() if lease.until), default=NEVER)
         return gone
+
+    def _ends_at(self, until: float, name: Name) -> None:
+        heapq.heappush(self._ends, (until, name))
+        if len(self._ends) > 2 * len(self._leases) + 64:
+            self._ends = [(lease.until, name) for name, lease in self._leases.items() if lease.until]
+            heapq.heapify(self._ends)
 
     def end(self, holder: int, session: str) -> Change:
         """The session is over, as far as this holder knows."""
         gone: list[Key] = []
         drop: list[Key] = []
-        for name in [name for name in self._leases if name[0] == session]:
+        for name in [(session, chain) for chain in self._chains.get(session, ())]:
             lease = self._leases[name]
             lease.over = True
-            lease.holders.discard(holder)
+            self._unhold(name, holder)
             gone += self._unkeep(lease, 0)
             drop += [key for key in lease.keys if self._named[key] == 1]
             if not lease.holders:
@@ -140,7 +156,8 @@ class SessionLeases:
         """A connection has ended, and with it what it alone had renewed."""
         gone: list[Key] = []
         drop: list[Key] = []
-        for name, lease in [(name, lease) for name, lease in self._leases.items() if holder in lease.holders]:
+        for name in self._held.pop(holder, ()):
+            lease = self._leases[name]
             lease.holders.discard(holder)
             if lease.over:
                 drop += [key for key in lease.keys if self._named[key] == 1]
@@ -156,6 +173,12 @@ class SessionLeases:
         faults = []
         if named != self._named or kept != self._kept:
             faults.append(f"session leases name {len(named)} pages and keep {len(kept)}, counted otherwise")
+        chains = {(session, chain) for session, those in self._chains.items() for chain in those}
+        held = {(holder, name) for holder, names in self._held.items() for name in names}
+        if chains != self._leases.keys() or held != {
+            (h, n) for n, lease in self._leases.items() for h in lease.holders
+        }:
+            faults.append("session leases are not found by their sessions or holders")
         if len(kept) > self.most:
             faults.append(f"sessions keep {len(kept)} pages of at most {self.most}")
         if any((lease.until > 0) != (lease.kept > 0) for lease in self._leases.values() if lease.keys):
@@ -177,8 +200,21 @@ class SessionLeases:
     def _unname(self, keys: Iterable[Key]) -> None:
         _less(self._named, keys)
 
-    def _forget(self, name: tuple[str, bytes]) -> None:
+    def _unhold(self, name: Name, holder: int) -> None:
+        self._leases[name].holders.discard(holder)
+        names = self._held.get(holder, set())
+        names.discard(name)
+        if not names:
+            self._held.pop(holder, None)
+
+    def _forget(self, name: Name) -> None:
+        for holder in list(self._leases[name].holders):
+            self._unhold(name, holder)
         self._unname(self._leases.pop(name).keys)
+        session, chain = name
+        self._chains[session].discard(chain)
+        if not self._chains[session]:
+            del self._chains[session]
 
     def _make_room(self, renewed: Lease) -> list[Key]:
         gone: list[Key] = []

@@ -171,6 +171,20 @@ def test_sessions_that_are_forgotten_are_over() -> None:
     assert over == ["a", "c", "b"]
 
 
+def test_who_opens_many_sessions_costs_nobody_else_one() -> None:
+    sessions = Sessions(most=4, idle_s=1000)
+    sessions.of("few", "a")
+    for number in range(20):
+        sessions.of("many", str(number))
+    assert len(sessions) == 4
+    assert [state.id for state in sessions.list("few")] == ["a"]
+    assert [state.id for state in sessions.list("many")] == ["17", "18", "19"]
+    for state in (*sessions.list("few"), *sessions.list("many")):
+        state.begin("")
+    sessions.of("more", "b")
+    assert len(sessions) == 5
+
+
 def test_a_session_that_nobody_uses_ends_by_itself() -> None:
     with hosted(Serving(memory()), settings=Settings(session_idle_s=0.01)) as host, host.client() as http:
         http.post("/v1/graphs/memory/requests", json={"inputs": {"text": "x"}, "session": "s"})

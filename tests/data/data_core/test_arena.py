@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import mmap
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -107,3 +109,35 @@ def test_an_arena_asked_to_be_huge_has_huge_pages_where_the_kernel_gives_them() 
     os.close(probe)
     arena.close()
     reader.close()
+
+
+_REFUSED = """
+import os, resource
+from omni_flow.data.arena import Arena
+from omni_flow.data.errors import OutOfMemory
+
+
+def large_file():
+    fd = os.memfd_create("large")
+    os.ftruncate(fd, 4 << 30)
+    return fd
+
+
+resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+before = os.listdir("/proc/self/fd")
+for make in (
+    lambda: Arena.create("large", 4 << 30, populate="lazy"),
+    lambda: Arena.attach("large", large_file(), 4 << 30, write=False),
+):
+    try:
+        make()
+    except OutOfMemory as error:
+        assert "large" in str(error)
+    else:
+        raise SystemExit("mapped")
+assert os.listdir("/proc/self/fd") == before
+"""
+
+
+def test_an_arena_that_is_not_to_be_had_leaves_no_descriptor() -> None:
+    subprocess.run([sys.executable, "-c", _REFUSED], check=True, timeout=60)
