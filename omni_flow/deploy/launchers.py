@@ -33,7 +33,7 @@ from omni_flow.deploy.holders import ManagerHolders
 from omni_flow.deploy.link import NurseryLink
 from omni_flow.deploy.memory import Memory, MemoryProcess
 from omni_flow.deploy.messages import Setup
-from omni_flow.deploy.places import BACKOFF_S, UP, PlaceStatus, RoleStatus
+from omni_flow.deploy.places import BACKOFF_S, STARTING, UP, PlaceStatus, RoleStatus, role_state
 from omni_flow.deploy.pools import kv_pools, merged
 from omni_flow.deploy.rundir import RunDir
 from omni_flow.deploy.supervisor import Supervisor
@@ -334,12 +334,13 @@ class LoopLauncher:
             raise LaunchError({loaded[-1] if loaded else "": str(blame(error))}) from error
 
     def status(self) -> dict[str, RoleStatus]:
-        """Every role with its places, all up."""
-        found: dict[str, RoleStatus] = {role: RoleStatus(role, UP, []) for role in self._roles}
+        """Every role with its places, up unless they say that they can't serve for now."""
+        places: dict[str, list[PlaceStatus]] = {role: [] for role in self._roles}
         for replica in self._app.replicas:
-            place = replica.id.rpartition("@")[0]
-            found[replica.role.spec.name].replicas.append(PlaceStatus(place, UP, os.getpid(), 0, 0, 0.0, ""))
-        return found
+            place, cause = replica.id.rpartition("@")[0], replica.ails()
+            state = STARTING if cause else UP
+            places[replica.role.spec.name].append(PlaceStatus(place, state, os.getpid(), 0, 0, 0.0, cause))
+        return {role: RoleStatus(role, role_state([p.state for p in those]), those) for role, those in places.items()}
 
     async def scale(self, role: str, count: int, drain_s: float) -> None:
         """Raises LaunchError: replicas of one process stay as many as they are."""

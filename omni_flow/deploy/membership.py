@@ -6,7 +6,7 @@ import logging
 from typing import Any, Protocol
 
 from omni_flow.control.runtime.node import Node
-from omni_flow.control.runtime.wire import Register, Retired, Seen, Subscribe, Suspect
+from omni_flow.control.runtime.wire import Ailing, Register, Retired, Seen, Subscribe, Suspect
 from omni_flow.deploy.registry import Registry
 
 log = logging.getLogger("omni_flow.registry")
@@ -23,6 +23,9 @@ class Members(Protocol):
 
     def retired(self, id: str) -> None:
         """A replica is empty and ends."""
+
+    def ailing(self, id: str, cause: str) -> None:
+        """A replica can't serve for now; with no cause, it can again."""
 
     def suspected(self, id: str, cause: str) -> None:
         """Somebody can't reach a live replica."""
@@ -59,6 +62,8 @@ class Membership:
             if joined is not None:
                 self._members.retired(packet.id)
                 self._tell(joined)
+        elif isinstance(packet, Ailing):
+            self._members.ailing(packet.id, packet.cause)
         elif isinstance(packet, Subscribe):
             if registry.subscribe(packet.gateway, packet.address):
                 self._tell([])

@@ -16,7 +16,8 @@ STARTING, UP, LEAVING, DOWN, DEGRADED = "starting", "up", "leaving", "down", "de
 
 
 class PlaceStatus(msgspec.Struct, frozen=True):
-    """One place of a role. `state`: starting, up, leaving or down. `cause`: of the last death; empty if none died."""
+    """One place of a role. `state`: starting, up, leaving or down. `cause`: why it can't serve for now, or of the last
+    death; empty if none died."""
 
     place: str
     state: str
@@ -38,8 +39,8 @@ class RoleStatus(msgspec.Struct, frozen=True):
 class Place:
     """One place (`tts/0`): the state of its present incarnation and the memory of those before.
 
-    `address` is where the present incarnation was told to listen, `blame` why it is being killed, if
-    the supervisor does that.
+    `address` is where the present incarnation was told to listen, `blame` why it is being killed, if the supervisor
+    does that, `ailing` why it can't serve for now though its process lives, if it says so.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Place:
         self.load_s = 0.0
         self.cause = ""
         self.blame = ""
+        self.ailing = ""
         self.address = ""
         self._up_since: float | None = None
         self._quick = 0
@@ -70,7 +72,7 @@ class Place:
         """A new incarnation is being started."""
         self.epoch += 1
         self.pid = 0
-        self.blame = ""
+        self.blame = self.ailing = ""
         self.state = STARTING
 
     def up(self, now: float, load_s: float) -> None:
@@ -101,7 +103,9 @@ class Place:
     def status(self) -> PlaceStatus:
         """For people."""
         restarts = max(self.epoch - self._first, 0)
-        return PlaceStatus(self.name, self.state, self.pid, self.epoch, restarts, self.load_s, self.cause)
+        state = STARTING if self.state == UP and self.ailing else self.state
+        cause = self.ailing or self.cause
+        return PlaceStatus(self.name, state, self.pid, self.epoch, restarts, self.load_s, cause)
 
 
 def role_state(states: Sequence[str]) -> str:

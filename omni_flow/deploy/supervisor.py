@@ -268,6 +268,13 @@ class Supervisor:
         """A replica has said its last; its process ends."""
         self._on_event(f"{id} retires")
 
+    def ailing(self, id: str, cause: str) -> None:
+        """A replica can't serve for now; with no cause, it can again."""
+        place = self._place(id)
+        if place is not None:
+            place.ailing = cause
+            self._on_event(f"{id} can't serve for now: {cause}" if cause else f"{id} can serve again")
+
     def _forget(self, place: Place) -> None:
         del self.places[place.name]
         self._epochs[place.name] = place.epoch

@@ -20,7 +20,7 @@ from omni_flow.control.plan import Plan
 from omni_flow.control.runtime.node import Node
 from omni_flow.control.runtime.replica import Replica
 from omni_flow.control.runtime.values import Values
-from omni_flow.control.runtime.wire import BatchCodec, Record, Register, Retire, Retired
+from omni_flow.control.runtime.wire import Ailing, BatchCodec, Record, Register, Retire, Retired
 from omni_flow.control.transport import make_transport
 from omni_flow.deploy import messages
 from omni_flow.deploy.blame import Blame, blame
@@ -30,6 +30,8 @@ from omni_flow.deploy.watchdog import Watchdog
 
 CLOSE_S = 2.0
 """What a role's `close` gets before the process ends without it."""
+AILS_S = 0.25
+"""How often a role that may ail is asked whether it does."""
 
 
 def run_worker(plan: Plan, setup: Setup, start: Start, report: int) -> int:
@@ -98,11 +100,20 @@ class Worker:
         node.post(setup.registry, Register(record, time.monotonic() - begun))
         gc.collect()
         gc.freeze()  # the role's own objects are not looked at again and again; requests leave no cycles behind
+        if replica.may_ail:
+            self._ask_health(loop, replica, "")
         await self._ending
         watchdog.stop()
         await self._close(replica)
         await node.close()
         return 0
+
+    def _ask_health(self, loop: asyncio.AbstractEventLoop, replica: Replica, before: str) -> None:
+        cause = replica.ails()
+        if cause != before:
+            self._node.post(self._setup.registry, Ailing(self._start.id, cause))
+        if not self._ending.done():
+            loop.call_later(AILS_S, self._ask_health, loop, replica, cause)
 
     async def _close(self, replica: Replica) -> None:
         try:

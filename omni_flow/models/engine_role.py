@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
@@ -13,7 +15,7 @@ import msgspec
 
 from omni_flow.compute.checkpoint import read_config
 from omni_flow.compute.engine import EndEvent, Event, Request, TokenEvent, Tokens
-from omni_flow.compute.errors import BadRequest, EngineDied
+from omni_flow.compute.errors import BadRequest, ComputeError, EngineDied
 from omni_flow.compute.kv_layout import kv_layout
 from omni_flow.compute.sampling import Sampling
 from omni_flow.compute.sglang.config import EngineConfig
@@ -23,8 +25,12 @@ from omni_flow.data.kv_pool import PoolSpec
 from omni_flow.data.session_leases import lease_name
 from omni_flow.models.tokenizer import ChatMessage, Processor
 
+log = logging.getLogger("omni_flow.models")
+
 POOL: Final = "kv"
 """The pool of roles that name none."""
+_PAUSE_S: Final = (1.0, 30.0)
+"""Between tries to replace a dead engine: the first, and the longest; each is twice the one before."""
 
 
 class Turn(Protocol):
@@ -52,8 +58,8 @@ class EngineRole:
     """One engine with one model, over the pool that the deployment makes for it (`kv_pools`).
 
     Roles with equal checkpoints, dtype and page size share their pages, and their weights. Without a memory manager the
-    pages stay in the engine's process. An engine process that died is replaced when the next request comes; what it had
-    left in the pool is found again.
+    pages stay in the engine's process. An engine process that died is replaced at once; until then the role says that
+    it can't serve. What the dead one had left in the pool is found again.
 
     Args:
         model: folder of the checkpoint in its official layout.
@@ -79,6 +85,7 @@ class EngineRole:
         self.cache_tokens = cache_tokens
         self.engine = SGLangEngine(self._config)
         self._replacing = asyncio.Lock()
+        self._caring: asyncio.Task[None] | None = None
         self._counters: Counter[str] = Counter()
         self._processor: Processor | None = None
 
@@ -124,6 +131,7 @@ class EngineRole:
             self._config = msgspec.structs.replace(self._config, manager=data.address, pool=pool)
             self.engine = SGLangEngine(self._config)
         await self.engine.start()
+        self._caring = asyncio.create_task(self._replace_when_dead())
 
     async def warm_up(self) -> None:
         """Compute a prompt and two tokens."""
@@ -133,7 +141,16 @@ class EngineRole:
 
     async def close(self) -> None:
         """End the engine."""
+        if self._caring is not None:
+            self._caring.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._caring
         await self.engine.close()
+
+    def ails(self) -> str:
+        """Why the role can't serve for now: what its engine died of. Empty while that lives."""
+        failure = self.engine.failure
+        return "" if failure is None else str(failure)
 
     def sampling(self, turn: Turn) -> Sampling:
         """How the tokens of an activation are chosen: its params, then the role's init; the activation's seed.
@@ -210,3 +227,16 @@ class EngineRole:
                 await fresh.start()
                 self.engine = fresh
             return self.engine
+
+    async def _replace_when_dead(self) -> None:
+        pause, longest = _PAUSE_S
+        while True:
+            engine = self.engine
+            await engine.ended()
+            try:
+                await self._engine_but(engine)
+                pause = _PAUSE_S[0]
+            except ComputeError as error:
+                log.error("a dead engine could not be replaced, and is tried again in %g s: %s", pause, error)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, longest)

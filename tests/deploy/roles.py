@@ -123,6 +123,23 @@ class Tidy:
             pass
 
 
+class Ails:
+    """Can't serve while a file is there; its text says why."""
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+
+    async def run(self, x: str) -> str:
+        return x
+
+    def ails(self) -> str:
+        try:
+            with open(self._file) as cause:
+                return cause.read()
+        except FileNotFoundError:
+            return ""
+
+
 class BadSetup:
     async def run(self, x: str) -> str:
         return x

@@ -6,12 +6,13 @@ import asyncio
 import os
 import signal
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from omni_flow import Batch, Graph, NoReplica, Outcome, RequestFailed, Text
+from omni_flow import Batch, Graph, NoReplica, Outcome, RequestFailed, Text, launch
 from omni_flow.control.runtime.gateway import Gateway
 from omni_flow.control.runtime.node import Node
 from omni_flow.control.runtime.values import Values
@@ -20,8 +21,8 @@ from omni_flow.control.transport import make_transport
 from omni_flow.control.transport.packets import hello
 from omni_flow.deploy.local import AsyncDeployment
 
-from .conftest import Events, alive, bare, emptied, ended, outcome_of, parent_of, pid_of
-from .roles import Echo, Exits, Hangs, Pid, Spawns, diamond, held, one
+from .conftest import BARE, Events, alive, bare, emptied, ended, outcome_of, parent_of, pid_of
+from .roles import Ails, Echo, Exits, Hangs, Pid, Spawns, diamond, held, one
 
 SHORT, LONG = "abcdefghijklmnop", "abcdefghij" * 12
 
@@ -237,6 +238,27 @@ def test_a_place_whose_replica_cannot_be_loaded_any_more_goes_down_and_others_se
             assert await outcome_of(await app.submit(x="a")) == {"y": "a"}
 
     asyncio.run(body())
+
+
+@pytest.mark.parametrize("processes", [True, False])
+def test_a_replica_that_says_that_it_cannot_serve_is_not_up(tmp_path: Path, processes: bool) -> None:
+    file = tmp_path / "ails"
+
+    def until(state: str, cause: str) -> None:
+        late = time.monotonic() + 20
+        while [(r.state, r.cause) for r in app.status()["r"].replicas] != [(state, cause)]:
+            assert time.monotonic() < late
+            time.sleep(0.01)
+        assert app.status()["r"].state == state
+
+    with launch(one(Ails, init={"file": str(file)}), **BARE, processes=processes) as app:
+        for _ in range(2):
+            until("up", "")
+            file.write_text("its engine died")
+            until("starting", "its engine died")
+            assert app.submit(x="a").result(timeout=20) == {"y": "a"}
+            file.unlink()
+        until("up", "")
 
 
 def test_a_request_that_waits_for_a_replica_that_never_comes_fails_with_the_cause(tmp_path: Path) -> None:

@@ -70,12 +70,22 @@ async def _killed(folder: str, address: str) -> None:
         assert cached == 0
         running = role.tokens(turn(), prompt, many)
         await anext(running)
+        assert role.ails() == ""
         os.kill(role.engine.pid, signal.SIGKILL)
         with pytest.raises(EngineDied):
             async for _ in running:
                 pass
+        assert "the engine process ended" in role.ails()
         # two at once: one of them starts the new engine, both go on from what the dead one had written
         both = await asyncio.gather(first_tokens(), first_tokens())
         assert list(both) == [(said, len(prompt) // 16 * 16)] * 2
+        assert role.ails() == ""
+        dead = role.engine
+        os.kill(dead.pid, signal.SIGKILL)
+        async with asyncio.timeout(60):
+            await dead.ended()
+            while role.engine is dead:  # noqa: ASYNC110 - replaced though nobody asks for anything
+                await asyncio.sleep(0.01)
+        assert role.ails() == ""
     finally:
         await role.close()

@@ -9,12 +9,13 @@ import signal
 import socket
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from omni_flow import Limits
+from omni_flow import Graph, Limits, Text
 from omni_flow.serve.endpoints import ChatCompletions
 from omni_flow.serve.server import Serving
 
@@ -118,3 +119,33 @@ def test_a_replica_that_dies_fails_its_requests_and_no_other(site: Host) -> None
         again = (other.post("/v1/graphs/flood/requests", json={**body, "deadline_s": 0.1}) for _ in range(10_000))
         assert next(a for a in again if a.status_code == 200)
     site.idle()
+
+
+class Ails:
+    """Can't serve while a file is there."""
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+
+    async def run(self, x: str) -> str:
+        return x
+
+    def ails(self) -> str:
+        return "its engine died" if os.path.exists(self._file) else ""
+
+
+def test_a_role_whose_process_lives_but_cannot_serve_is_not_reported_as_healthy(tmp_path: Path) -> None:
+    graph = Graph("ails")
+    file = tmp_path / "ails"
+    x = graph.placeholder("x", Text)
+    graph.output(y=graph.role("r", Ails, init={"file": str(file)}).interface("run", inputs=[[x]], outputs=["y"]).y)
+    with hosted(Serving(graph, (), {})) as host, httpx.Client(base_url=host.url, timeout=WAIT_S) as http:
+        assert http.get("/health/ready").status_code == 200
+        file.touch()
+        assert http.get("/health/ready").status_code == 503
+        answer = http.get("/health")
+        assert answer.status_code == 503
+        (replica,) = answer.json()["graphs"]["ails"]["r"]["replicas"]
+        assert (replica["state"], replica["cause"]) == ("starting", "its engine died")
+        file.unlink()
+        assert http.get("/health").json()["status"] == "up"

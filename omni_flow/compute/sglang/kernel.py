@@ -108,6 +108,16 @@ class SGLangEngine:
             raise EngineDied("the engine is not started", "call start()")
         return self._process.pid
 
+    @property
+    def failure(self) -> ComputeError | None:
+        """Why it has ended; None while it lives, or has not been started."""
+        return self._died
+
+    async def ended(self) -> None:
+        """Wait until the engine process has ended."""
+        if self._reading is not None:
+            await asyncio.wait((self._reading,))
+
     async def start(self) -> None:
         ours, theirs = socket.socketpair()
         for sock in (ours, theirs):

@@ -198,6 +198,19 @@ class Replica:
             self.log.exception("counters raised, or gave what is no number")
             return {}
 
+    @property
+    def may_ail(self) -> bool:
+        """Whether the role has a method `ails`."""
+        return hasattr(self.instance, "ails")
+
+    def ails(self) -> str:
+        """Why the role can't serve for now, if its method `ails` says so; called on the loop. Empty: it can."""
+        try:
+            return str(getattr(self.instance, "ails", str)())
+        except Exception as error:
+            self.log.exception("ails raised")
+            return f"ails raised {type(error).__name__}: {error}"
+
     async def close(self) -> None:
         """Close every request and the role itself."""
         for party in list(self.parties.values()):

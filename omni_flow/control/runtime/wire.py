@@ -143,7 +143,27 @@ class EndSession(msgspec.Struct, array_like=True, tag=10):
     tenant: str
 
 
-Packet = Envelope | Register | Roster | Suspect | Retire | Subscribe | Retired | Inspect | Census | Seen | EndSession
+class Ailing(msgspec.Struct, array_like=True, tag=11):
+    """A replica says that it can't serve for now, and why; with no cause, that it can again."""
+
+    id: str
+    cause: str
+
+
+Packet = (
+    Envelope
+    | Register
+    | Roster
+    | Suspect
+    | Retire
+    | Subscribe
+    | Retired
+    | Inspect
+    | Census
+    | Seen
+    | EndSession
+    | Ailing
+)
 
 _encode_head = msgspec.msgpack.Encoder().encode
 _decode_head = msgspec.msgpack.Decoder(Head).decode
