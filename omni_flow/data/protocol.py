@@ -73,9 +73,9 @@ class Op:
     T_FLUSH: Final = 0x31
     T_RETURN: Final = 0x32
     T_RETRACT: Final = 0x33
-    T_TRIM: Final = 0x34
     T_SETTLE: Final = 0x34
     T_RENEW: Final = 0x35
+    T_TRIM: Final = 0x36
     JOB: Final = 0x40
     JOB_DONE: Final = 0x41
     JOB_ADD: Final = 0x42

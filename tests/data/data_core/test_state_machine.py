@@ -163,6 +163,15 @@ def with_settings(examples: int, steps: int) -> settings:
     )
 
 
+def close_shared(machine: Any) -> None:
+    """End the server that all examples of a machine have used; it must have met no error of its own."""
+    server, machine.server = machine.server, None
+    with server.client(role="viewer") as client:
+        assert client.stats()["internal_errors"] == 0, server.log
+    server.close()
+    machine.folder.cleanup()
+
+
 class TestPages(Pages.TestCase):
     """Runs the machine; one server serves all its examples."""
 
@@ -170,13 +179,7 @@ class TestPages(Pages.TestCase):
 
     @classmethod
     def teardown_class(cls) -> None:
-        server, Pages.server = Pages.server, None
-        assert server is not None
-        with server.client(role="viewer") as client:
-            assert client.stats()["internal_errors"] == 0, server.log
-        server.close()
-        assert Pages.folder is not None
-        Pages.folder.cleanup()
+        close_shared(Pages)
 
 
 @pytest.mark.long

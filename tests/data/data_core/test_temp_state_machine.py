@@ -19,7 +19,7 @@ from omni_flow.data.temp_client import TempClient
 from omni_flow.refs import TensorRef
 
 from .conftest import Manager
-from .test_state_machine import with_settings
+from .test_state_machine import close_shared, with_settings
 
 CLIENTS = 3
 DEAD = -1
@@ -179,13 +179,7 @@ class TestBuffers(Buffers.TestCase):
 
     @classmethod
     def teardown_class(cls) -> None:
-        server, Buffers.server = Buffers.server, None
-        assert server is not None
-        with server.client(role="viewer") as client:
-            assert client.stats()["internal_errors"] == 0, server.log
-        server.close()
-        assert Buffers.folder is not None
-        Buffers.folder.cleanup()
+        close_shared(Buffers)
 
 
 @pytest.mark.long
