@@ -18,8 +18,9 @@ PYTEST := $(BIN)/python -m pytest
 DEMO := examples/voice_vision_chat
 SAMPLES := $(DEMO)/samples
 OUT := build/demo
+DRIVERS := build/transfer-drivers
 
-.PHONY: help demo test test-long lint format setup system clean distclean
+.PHONY: help demo test test-long test-drivers lint format setup system clean distclean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 12
@@ -33,8 +34,14 @@ demo: $(STAMPS)/sglang ## speak with a pipeline of real models on the CPU, sever
 test: lint ## ruff, mypy --strict and all tests but the long ones (under 15 minutes on 2 cores)
 	$(PYTEST)
 
-test-long: setup ## the long tests: fuzz and whole matrices (under 45 minutes)
+test-long: setup test-drivers ## the long tests: fuzz, whole matrices, third-party transports (under 45 minutes)
 	$(PYTEST) -m long --timeout 2400
+
+# Drivers that the environment lacks have no test at all, so both are asked for first.
+test-drivers: $(DRIVERS)/.stamp ## the shared suite of transfer drivers on nixl and mooncake (once 400 MB; a minute)
+	PYTHONPATH=$(DRIVERS) $(BIN)/python -c 'from omni_flow.data.transfer.registry import absent_drivers; \
+		raise SystemExit("; ".join(absent_drivers().values()) or 0)'
+	PYTHONPATH=$(DRIVERS) $(PYTEST) tests/data/transfer -k 'nixl or mooncake'
 
 lint: setup ## ruff check, ruff format --check, mypy --strict
 	$(BIN)/ruff check .
@@ -73,18 +80,22 @@ $(STAMPS)/venv:
 	echo "setting up $(VENV) with $$("$$python" --version)"; "$$python" -m venv $(VENV)
 	@mkdir -p $(STAMPS) && touch $@
 
-# Debian packages of requirements/debian.txt, those that are missing.
+# Debian packages of a list, those that are missing.
+define debian
+missing=''; \
+if command -v dpkg-query >/dev/null; then \
+	for name in $$(sed 's/#.*//' $(1)); do \
+		[ "$$(dpkg-query -W -f '$${Status}' "$$name" 2>/dev/null || :)" = 'install ok installed' ] || \
+			missing="$$missing $$name"; done; \
+fi; \
+if [ -n "$$missing" ]; then \
+	if [ "$$(id -u)" = 0 ]; then echo "installing$$missing"; apt-get update -q && apt-get install -y -q $$missing; \
+	else echo "The tests need:$$missing. Install with: sudo apt-get install$$missing" >&2; exit 1; fi; \
+fi
+endef
+
 system: $(STAMPS)/venv
-	@missing=''; \
-	if command -v dpkg-query >/dev/null; then \
-		for name in $$(sed 's/#.*//' requirements/debian.txt); do \
-			[ "$$(dpkg-query -W -f '$${Status}' "$$name" 2>/dev/null || :)" = 'install ok installed' ] || \
-				missing="$$missing $$name"; done; \
-	fi; \
-	if [ -n "$$missing" ]; then \
-		if [ "$$(id -u)" = 0 ]; then echo "installing$$missing"; apt-get update -q && apt-get install -y -q $$missing; \
-		else echo "The tests need:$$missing. Install with: sudo apt-get install$$missing" >&2; exit 1; fi; \
-	fi
+	@$(call debian,requirements/debian.txt)
 
 $(STAMPS)/base: pyproject.toml $(STAMPS)/venv | system
 	@echo 'installing omni-flow and what its tests need'
@@ -107,4 +118,12 @@ $(STAMPS)/sglang: requirements/sglang-cpu.txt requirements/sglang-nodeps.txt $(S
 		$(PIP) -r requirements/sglang-cpu.txt; \
 		$(PIP) --no-deps -r requirements/sglang-nodeps.txt; \
 	else echo 'SGLang 0.5.17 needs Python 3.11 or 3.12: left out'; fi
+	@touch $@
+
+# Third-party transports, in a folder that only `make test-drivers` puts on the path: the environment stays as it is.
+$(DRIVERS)/.stamp: requirements/transfer-drivers.txt requirements/transfer-drivers-debian.txt | $(STAMPS)/base
+	@$(call debian,requirements/transfer-drivers-debian.txt)
+	@echo 'installing nixl and mooncake into $(DRIVERS) (400 MB, once)'
+	@rm -rf $(DRIVERS)
+	@$(PIP) --no-deps --target $(DRIVERS) -r requirements/transfer-drivers.txt
 	@touch $@
