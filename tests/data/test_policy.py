@@ -78,7 +78,13 @@ class NaiveS3Fifo:
     def victims(self, n: int, may_go: Callable[[int], bool]) -> list[int]:
         chosen: list[int] = []
         excess = len(self.small) - int((len(self.small) + len(self.main)) * 0.1)
-        excess = self._small(n, max(excess, 0), may_go, chosen)
+        self._small(n, max(excess, 0), may_go, chosen)
+        self._main(n, may_go, chosen)
+        self._small(n, len(self.small), may_go, chosen)
+        self._main(n, may_go, chosen)
+        return chosen
+
+    def _main(self, n: int, may_go: Callable[[int], bool], chosen: list[int]) -> None:
         turns = 0
         while len(chosen) < n and turns < 4:
             turns += 1
@@ -91,10 +97,8 @@ class NaiveS3Fifo:
                     self.main.append(page)
                 else:
                     chosen.append(page)
-        self._small(n, len(self.small), may_go, chosen)
-        return chosen
 
-    def _small(self, n: int, departures: int, may_go: Callable[[int], bool], chosen: list[int]) -> int:
+    def _small(self, n: int, departures: int, may_go: Callable[[int], bool], chosen: list[int]) -> None:
         for page in list(self.small):
             if len(chosen) == n or departures == 0 or page in chosen or not may_go(page):
                 continue
@@ -104,7 +108,6 @@ class NaiveS3Fifo:
                 self.main.append(page)
             else:
                 chosen.append(page)
-        return departures
 
 
 class PolicyAgainstOracle(RuleBasedStateMachine):
@@ -241,6 +244,15 @@ def test_a_page_that_comes_back_while_the_ghost_knows_it_outlives_new_pages() ->
     policy.on_remove(pages(0), evicted=True)
     policy.on_insert(pages(0, 1, 2), keys([77, 1, 2]))
     assert policy.victims(2, anything).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("name", ["lru", "s3fifo"])
+def test_every_page_is_to_be_had_however_much_all_were_used(name: str) -> None:
+    policy = make_policy(name, 100)
+    policy.on_insert(np.arange(100, dtype=np.uint32), keys(list(range(100))))
+    for _ in range(3):
+        policy.on_hit(np.arange(100, dtype=np.uint32))
+    assert sorted(policy.victims(100, anything).tolist()) == list(range(100))
 
 
 def test_a_void_page_leaves_no_ghost() -> None:

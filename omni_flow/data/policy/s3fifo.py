@@ -73,7 +73,11 @@ class S3Fifo(EvictionPolicy):
         if missing > 0:
             missing -= self._from_main(missing, evictable, found)
         if missing > 0:
-            self._from_small(missing, self._small.size, evictable, found)
+            missing -= self._from_small(missing, self._small.size, evictable, found)
+        if missing > 0:
+            # Used pages of S went to M just now, and nothing else is left.
+            gone = np.concatenate(found) if found else NO_PAGES
+            self._from_main(missing, lambda pages: evictable(pages) & ~np.isin(pages, gone), found)
         return np.concatenate(found) if found else NO_PAGES
 
     def _from_small(self, n: int, departures: int, evictable: Evictable, found: list[Pages]) -> int:
