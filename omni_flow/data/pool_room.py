@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -151,7 +152,16 @@ class PoolRoom:
             self.policies[bit].on_insert(slots[::-1], words[::-1])
 
     def over(self, bit: int) -> int:
-        """Slots above the low watermark of a tier that has passed the high one, else 0."""
+        """Idle pages above the low watermark of a tier whose idle pages have passed the high one, else 0.
+
+        The watermarks are shares of what nobody holds. Of the whole tier, one that clients hold nearly all of would
+        drop every page that a job brings before anyone could read it.
+        """
         tier = self.table.tier(bit)
         used = tier.capacity - tier.free.count
-        return used - int(self.spec.low * tier.capacity) if used > self.spec.high * tier.capacity else 0
+        if used <= self.spec.high * tier.capacity:
+            return 0
+        shares = {self.shared[bit], self.staging[bit], *(account.share(bit) for account in self.accounts.values())}
+        held = min(used, sum(share.used for share in shares))
+        idle, room = used - held, tier.capacity - held
+        return max(0, idle - math.ceil(self.spec.low * room)) if idle > self.spec.high * room else 0
