@@ -62,6 +62,7 @@ class AsyncMemoryManagerClient:
         self._outbox: deque[tuple[bytes, Sequence[int]]] = deque()
         self._request = 1 << 20
         self._renewing: asyncio.Future[None] | None = None
+        self._closed = False
         self.on_event: Callable[[Message], None] | None = None
         self._attach()
 
@@ -186,7 +187,13 @@ class AsyncMemoryManagerClient:
         return reply
 
     async def _renew(self) -> None:
-        """Register with the server that is there now; once, however many calls failed together."""
+        """Register with the server that is there now; once, however many calls failed together.
+
+        Raises:
+            Disconnected: this client was closed, or there is no server.
+        """
+        if self._closed:
+            raise Disconnected("this client was closed", "make another")
         if self._renewing is not None:
             await self._renewing
             return
@@ -273,6 +280,7 @@ class AsyncMemoryManagerClient:
 
     async def close(self) -> None:
         """End the session; calls in flight end with `Disconnected`."""
+        self._closed = True
         self._lost(Disconnected("this client was closed"))
         self._session.close()
 

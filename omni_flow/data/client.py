@@ -18,7 +18,15 @@ import msgspec
 
 from omni_flow.data.arena import Arena
 from omni_flow.data.device_arena import DeviceArena
-from omni_flow.data.errors import BadArgument, BadMessage, CallTimeout, DataError, Disconnected, StaleEpoch
+from omni_flow.data.errors import (
+    BadArgument,
+    BadMessage,
+    CallTimeout,
+    DataError,
+    Disconnected,
+    StaleEpoch,
+    SystemRefusal,
+)
 from omni_flow.data.handshake import naming_vector
 from omni_flow.data.hostid import host_id
 from omni_flow.data.kv_client import KvCalls
@@ -27,6 +35,8 @@ from omni_flow.data.protocol import ERROR, EVENT, MAX_MESSAGE, REPLY, Column, Fa
 
 _ANCILLARY: Final = socket.CMSG_SPACE(253 * 4)
 _CLOEXEC: Final = int(socket.MSG_CMSG_CLOEXEC)
+_FDS_LOST: Final = int(socket.MSG_CTRUNC)
+_MORE_FILES: Final = "raise the limit on open files of this process (ulimit -n)"
 _DONTWAIT: Final = int(socket.MSG_DONTWAIT)
 _TIMEVAL: Final = struct.Struct("@ll")
 
@@ -54,10 +64,14 @@ class UnixLink:
 
     Raises:
         Disconnected: there is no server at `path`.
+        SystemRefusal: this process can open nothing more.
     """
 
     def __init__(self, path: str) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        try:
+            self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        except OSError as error:
+            raise SystemRefusal(f"no socket to reach the memory manager: {error}", _MORE_FILES) from error
         try:
             self.sock.connect(path)
         except OSError as error:
@@ -91,9 +105,10 @@ class UnixLink:
             limit = _TIMEVAL.pack(micros // 1_000_000, micros % 1_000_000)
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         ancillary: list[tuple[int, int, bytes]] = []
+        lost = 0
         try:
             if fds:
-                length, ancillary, _, _ = self.sock.recvmsg_into([self._buffer], _ANCILLARY, flags | _CLOEXEC)
+                length, ancillary, lost, _ = self.sock.recvmsg_into([self._buffer], _ANCILLARY, flags | _CLOEXEC)
             else:
                 length = self.sock.recv_into(self._buffer, 0, flags)
         except BlockingIOError:
@@ -104,13 +119,15 @@ class UnixLink:
             raise Disconnected("the memory manager closed the connection", "connect again")
         if length > MAX_MESSAGE:
             raise BadMessage(f"a message of more than {MAX_MESSAGE} bytes from the memory manager")
-        if not ancillary:
-            return decode(self._buffer, length)
         came: list[int] = []
         for _, _, data in ancillary:
             received = array.array("i")
             received.frombytes(data)
             came.extend(received)
+        if lost & _FDS_LOST:
+            for fd in came:
+                os.close(fd)
+            raise SystemRefusal("no room for a descriptor that the memory manager has sent", _MORE_FILES)
         return decode(self._buffer, length, came)
 
     def keep_alive(self, message: Callable[[], bytes]) -> None:
