@@ -223,16 +223,32 @@ class Arena:
         return self.array[: page_bytes * count].reshape(count, page_bytes)
 
     def gather(self, page_bytes: int, slots: NDArray[np.integer[Any]], out: NDArray[np.uint8]) -> None:
-        """Copy scattered pages into `out`, an array (len(slots), page_bytes)."""
-        pages = self.array[: self.size // page_bytes * page_bytes].reshape(-1, page_bytes)
-        for at, slot in enumerate(slots.tolist()):
-            out[at] = pages[slot]
+        """Copy scattered pages into `out`, an array (len(slots), page_bytes). Lets other threads run.
+
+        Raises:
+            BadArgument: a slot outside the arena, or an `out` of another shape.
+        """
+        pages = self._scattered(page_bytes, slots, out)
+        np.take(pages, slots, 0, out, mode="clip")  # nothing is clipped; with any other mode numpy copies twice
 
     def scatter(self, page_bytes: int, slots: NDArray[np.integer[Any]], source: NDArray[np.uint8]) -> None:
-        """Copy the rows of `source` into scattered pages."""
-        pages = self.array[: self.size // page_bytes * page_bytes].reshape(-1, page_bytes)
-        for at, slot in enumerate(slots.tolist()):
-            pages[slot] = source[at]
+        """Copy the rows of `source`, an array (len(slots), page_bytes), into scattered pages.
+
+        Raises:
+            BadArgument: a slot outside the arena, or a `source` of another shape.
+        """
+        self._scattered(page_bytes, slots, source)[slots] = source
+
+    def _scattered(
+        self, page_bytes: int, slots: NDArray[np.integer[Any]], rows: NDArray[np.uint8]
+    ) -> NDArray[np.uint8]:
+        """All whole pages of the arena, (count, page_bytes), of which `slots` name as many as there are `rows`."""
+        count = self.size // page_bytes
+        if rows.shape != (len(slots), page_bytes):
+            raise BadArgument(f"rows of shape {rows.shape} for {len(slots)} pages of {page_bytes} bytes")
+        if len(slots) and not (slots.min() >= 0 and slots.max() < count):
+            raise BadArgument(f"slots from {slots.min()} to {slots.max()} of arena {self.name} ({count} pages)")
+        return self.pages(page_bytes, count)
 
     def pin_for_cuda(self, register: Callable[[int, int], int]) -> None:
         """Register the memory as pinned with CUDA.

@@ -12,7 +12,7 @@ from omni_flow.data.ledger import BLOCK
 from omni_flow.data.messages import TempRetract
 from omni_flow.data.protocol import Op
 from omni_flow.data.temp_buffers import Maps, Share, TempBuffer, TempBuffers
-from omni_flow.data.temp_client import copy_in, lease_body, leased_of
+from omni_flow.data.temp_client import copy_in, dtype_name, lease_body, leased_of
 from omni_flow.refs import TensorRef
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class AsyncTempClient:
         buffer = await self.alloc(max(1, array.nbytes), timeout=timeout)
         buffer.nbytes = array.nbytes
         copy_in(buffer, array)
-        return self.buffers.publish(buffer, array.dtype.name, array.shape, consumers)
+        return self.buffers.publish(buffer, dtype_name(array.dtype), array.shape, consumers)
 
     def adopt(self, ref: TensorRef, shares: int = 1) -> Share:
         """See `TempClient.adopt`."""

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from omni_flow.data.arena import Arena
+from omni_flow.data.errors import BadArgument
 from omni_flow.data.mapping import HUGE, make_huge, map_shared
 
 SIZE = 3 * HUGE + 5 * mmap.PAGESIZE
@@ -84,6 +85,38 @@ def test_bytes_stay_while_pages_become_huge_under_writers_and_readers() -> None:
     reader.close()
 
 
+def test_scattered_pages_come_back_in_the_order_asked_for() -> None:
+    arena = Arena.create("test", SIZE)
+    page_bytes = 3 * mmap.PAGESIZE
+    slots = np.random.default_rng(1).permutation(arena.size // page_bytes).astype(np.uint32)
+    rows = np.random.default_rng(2).integers(0, 256, (len(slots), page_bytes), np.uint8)
+    arena.scatter(page_bytes, slots, rows)
+    assert (arena.pages(page_bytes, len(slots))[slots] == rows).all()
+    reader = Arena.attach("test", arena.reader_fd(), arena.size, write=False)
+    out = np.zeros((5, page_bytes), np.uint8)
+    reader.gather(page_bytes, slots[3:8], out)
+    assert (out == rows[3:8]).all()
+    out = np.zeros((5, 2 * page_bytes), np.uint8)[:, :page_bytes]
+    reader.gather(page_bytes, slots[3:8], out)
+    assert (out == rows[3:8]).all()
+    reader.gather(page_bytes, slots[:0], out[:0])
+    arena.close()
+    reader.close()
+
+
+@pytest.mark.parametrize("slots", [[0, 100], [-1, 0], [0, 1, 2]])
+def test_pages_outside_an_arena_are_refused_before_anything_is_copied(slots: list[int]) -> None:
+    arena = Arena.create("test", 100 * mmap.PAGESIZE, huge=False)
+    rows = np.ones((2, mmap.PAGESIZE), np.uint8)
+    with pytest.raises(BadArgument):
+        arena.scatter(mmap.PAGESIZE, np.array(slots), rows)
+    assert not arena.array.any()
+    with pytest.raises(BadArgument):
+        arena.gather(mmap.PAGESIZE, np.array(slots), rows)
+    assert rows.all()
+    arena.close()
+
+
 @pytest.mark.parametrize("populate", ["now", "background", "lazy"])
 @pytest.mark.parametrize("huge", [True, False])
 def test_an_arena_is_zero_and_its_memory_is_there(huge: bool, populate: str) -> None:
@@ -114,6 +147,7 @@ def test_an_arena_asked_to_be_huge_has_huge_pages_where_the_kernel_gives_them() 
 _REFUSED = """
 import os, resource
 from omni_flow.data.arena import Arena
+from omni_flow.data.errors import BadArgument
 from omni_flow.data.errors import OutOfMemory
 
 
