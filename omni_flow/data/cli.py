@@ -19,6 +19,7 @@ from rich.live import Live
 from rich.table import Table
 
 from omni_flow.data.client import MemoryManagerClient
+from omni_flow.data.device_memory import Sharing
 from omni_flow.data.errors import DataError
 from omni_flow.data.kv_pool import PoolSpec
 from omni_flow.data.launch import default_services, load_config
@@ -50,6 +51,15 @@ def parse_size(text: str) -> int:
         return int(float(text[:-1]) * (1 << units[last])) if last in units else int(text)
     except ValueError as error:
         raise typer.BadParameter(f"{text!r} is no size; write for example 512M") from error
+
+
+def parse_sharing(text: str) -> Sharing:
+    """How memory of devices is shared, see `ServerConfig.device_memory`."""
+    try:
+        sharing: Sharing = msgspec.convert(text, Sharing)
+        return sharing
+    except msgspec.ValidationError as error:
+        raise typer.BadParameter(f"{text!r} is none of auto, vmm, ipc") from error
 
 
 def parse_pool(text: str) -> PoolSpec:
@@ -130,6 +140,7 @@ def serve_command(
     temp: Annotated[str, typer.Option(help="Size of the TempBuffer arena.")] = "256M",
     endpoint: Annotated[list[str] | None, typer.Option(help="Further ZMQ endpoint.")] = None,
     populate: Annotated[str, typer.Option(help="now, background or lazy.")] = "now",
+    device_memory: Annotated[str, typer.Option(help="How memory of GPUs is shared: auto, vmm or ipc.")] = "auto",
     ssd: Annotated[str, typer.Option(help="Directory of the SSD tier (L3) of pools with an L2.")] = "",
     ssd_bytes: Annotated[str, typer.Option(help="Most bytes on the SSD, e.g. 200G.")] = "",
     node: Annotated[str, typer.Option(help="Name among other nodes; runs the transfer process.")] = "",
@@ -158,6 +169,7 @@ def serve_command(
             temp_bytes=parse_size(temp),
             endpoints=tuple(endpoint or ()),
             populate=populate,
+            device_memory=parse_sharing(device_memory),
             movers=movers,
         )
     if metrics_port:

@@ -318,7 +318,7 @@ class MemoryManagerClient(KvCalls):
         if not isinstance(self.link, UnixLink):
             return self.side_arena(name, write=write)
         reply = self.call(Op.ARENA, self._ref(name, write))
-        return self._mapped(name, write, reply.body(ArenaInfo), reply.fds[0])
+        return self._mapped(name, write, reply.body(ArenaInfo), reply.fds[0] if reply.fds else -1)
 
     def side_arena(self, name: str, *, write: bool = False) -> Arena:
         """The same over a short connection of its own: for ZMQ, and while calls of an async client run."""
@@ -335,7 +335,8 @@ class MemoryManagerClient(KvCalls):
         return ArenaRef(name, write, self.welcome.session, self.welcome.secret)
 
     def device_arena(self, name: str, *, write: bool = False) -> DeviceArena:
-        """Map an arena that lies on a GPU, in this process's primary context there, once per name and mode."""
+        """Map an arena that lies on a GPU, in this process's primary context there, once per name and mode. Whether a
+        mapping without `write` can't be written says its `readonly_enforced`."""
         found = self._device_arenas.get((name, write))
         if found is not None:
             return found
@@ -344,10 +345,7 @@ class MemoryManagerClient(KvCalls):
             info, fd = self._descriptor(side, name, write)
         finally:
             side.close()
-        if info.kind != DeviceArena.kind:
-            os.close(fd)
-            raise BadArgument(f"arena {name} lies in CPU memory", "use arena()")
-        arena = DeviceArena.attach(name, fd, info.size, write=write, device=info.device)
+        arena = DeviceArena.attach(info, fd, write=write)
         arena.close()
         self._device_arenas[name, write] = arena
         return arena
@@ -359,11 +357,12 @@ class MemoryManagerClient(KvCalls):
             raise CallTimeout(f"no descriptor of arena {name} within {self.timeout} s")
         if reply.flags & ERROR:
             raise failure_of(reply)
-        return reply.body(ArenaInfo), reply.fds[0]
+        return reply.body(ArenaInfo), reply.fds[0] if reply.fds else -1
 
     def _mapped(self, name: str, write: bool, info: ArenaInfo, fd: int) -> Arena:
         if info.kind != Arena.kind:
-            os.close(fd)
+            if fd >= 0:
+                os.close(fd)
             raise BadArgument(f"arena {name} lies on device {info.device}", "use device_arena()")
         arena = Arena.attach(name, fd, info.size, write=write, page_size=info.page_size)
         arena.close()

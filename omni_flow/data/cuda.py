@@ -1,7 +1,8 @@
 """The few calls of the CUDA driver the data plane needs, by ctypes: no CUDA package, no context unless asked for.
 
 Virtual memory management (`cuMemCreate`, export, import, map) as in the CUDA Driver API, section "Virtual Memory
-Management". A process that only creates and exports memory has no context: it costs the device about 4 MiB.
+Management". A process that only creates and exports memory has no context: it costs the device about 4 MiB. Where that
+is not to be had: ordinary allocations, exported by handles of CUDA IPC.
 """
 
 from __future__ import annotations
@@ -19,6 +20,11 @@ _DEVICE: Final = 1
 _POSIX_FD: Final = 1
 _HOST: Final = 1
 _ON_DEVICE: Final = 2
+_POSIX_FD_SUPPORTED: Final = 103
+_LAZY_PEER_ACCESS: Final = 1
+IPC_HANDLE_BYTES: Final = 64
+IPC_GRAIN: Final = 2 << 20
+"""Smaller allocations may share a block, and a handle would give out all of it."""
 MAX_PITCH: Final = (1 << 31) - 1
 
 
@@ -70,6 +76,10 @@ class _Copy2D(c.Structure):
     )
 
 
+class _IpcHandle(c.Structure):
+    _fields_ = (("reserved", c.c_ubyte * IPC_HANDLE_BYTES),)
+
+
 @functools.cache
 def _driver() -> c.CDLL:
     try:
@@ -111,6 +121,14 @@ def available() -> bool:
     except SystemRefusal:
         return False
     return count.value > 0
+
+
+def exports_descriptors(device: int) -> bool:
+    """Whether memory of a device can be exported as a file descriptor."""
+    number, value = c.c_int(), c.c_int()
+    _call("cuDeviceGet", c.byref(number), c.c_int(device))
+    _call("cuDeviceGetAttribute", c.byref(value), c.c_int(_POSIX_FD_SUPPORTED), number)
+    return bool(value.value)
 
 
 def granularity(device: int) -> int:
@@ -161,6 +179,39 @@ def unmap(pointer: int, size: int) -> None:
     """Undo `map_fd`."""
     _call("cuMemUnmap", c.c_uint64(pointer), c.c_size_t(size))
     _call("cuMemAddressFree", c.c_uint64(pointer), c.c_size_t(size))
+
+
+def allocate(size: int) -> int:
+    """An ordinary allocation in the current context; returns its device address."""
+    pointer = c.c_uint64()
+    _call("cuMemAlloc_v2", c.byref(pointer), c.c_size_t(size))
+    return pointer.value
+
+
+def free(pointer: int) -> None:
+    """Undo `allocate`."""
+    _call("cuMemFree_v2", c.c_uint64(pointer))
+
+
+def ipc_handle(pointer: int) -> bytes:
+    """The handle by which other processes open an allocation, `IPC_HANDLE_BYTES` long."""
+    handle = _IpcHandle()
+    _call("cuIpcGetMemHandle", c.byref(handle), c.c_uint64(pointer))
+    return bytes(handle.reserved)
+
+
+def open_ipc(handle: bytes) -> int:
+    """Map another process's allocation, for reading and writing; returns its device address in the current context.
+    Opening it again gives the same address, and counts."""
+    pointer = c.c_uint64()
+    by_value = _IpcHandle((c.c_ubyte * IPC_HANDLE_BYTES).from_buffer_copy(handle))
+    _call("cuIpcOpenMemHandle_v2", c.byref(pointer), by_value, c.c_uint(_LAZY_PEER_ACCESS))
+    return pointer.value
+
+
+def close_ipc(pointer: int) -> None:
+    """Undo one `open_ipc`."""
+    _call("cuIpcCloseMemHandle", c.c_uint64(pointer))
 
 
 def copy_in(device: int, host: int, size: int) -> None:

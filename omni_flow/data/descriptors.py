@@ -9,7 +9,8 @@ from omni_flow.data.protocol import ERROR, Op, encode
 def arena_descriptor(client: MemoryManagerClient, name: str, *, write: bool) -> tuple[ArenaInfo, int]:
     """Ask for an arena over a short connection of its own, in the name of the client's session.
 
-    Returns: what it is, and a descriptor that is the caller's to close. Raises: DataError, what the manager says.
+    Returns: what it is, and a descriptor that is the caller's to close, -1 for `cuda-ipc`. Raises: DataError, what the
+    manager says.
     """
     ref = ArenaRef(name, write, client.welcome.session, client.welcome.secret)
     side = UnixLink(client.welcome.path)
@@ -22,6 +23,7 @@ def arena_descriptor(client: MemoryManagerClient, name: str, *, write: bool) -> 
         raise CallTimeout(f"no descriptor of arena {name} within {client.timeout} s")
     if reply.flags & ERROR:
         raise failure_of(reply)
-    if len(reply.fds) != 1:
+    info = reply.body(ArenaInfo)
+    if len(reply.fds) != (not info.handle):
         raise BadMessage(f"arena {name} came with {len(reply.fds)} descriptors")
-    return reply.body(ArenaInfo), reply.fds[0]
+    return info, reply.fds[0] if reply.fds else -1

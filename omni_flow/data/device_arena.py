@@ -1,7 +1,12 @@
-"""Arenas on a GPU: created and exported by the manager without a CUDA context, mapped by engines and movers."""
+"""Arenas on a GPU, as engines and movers map them: by CUDA virtual memory, or by CUDA IPC where that can't be had.
+
+`device_memory.py` is the manager's side.
+"""
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -11,14 +16,12 @@ from numpy.typing import NDArray
 
 from omni_flow.data import cuda
 from omni_flow.data.errors import BadArgument
+from omni_flow.data.messages import ArenaInfo
 
 if TYPE_CHECKING:
     import torch
 
-
-def _unmap_idle(pointer: int, size: int, device: int) -> None:
-    cuda.finish(device)
-    cuda.unmap(pointer, size)
+log = logging.getLogger("omni_flow.data")
 
 
 class _Bytes:
@@ -37,17 +40,18 @@ class _Bytes:
 class DeviceArena:
     """Device memory behind a file descriptor. The manager only holds it; `attach` maps it where it is used.
 
-    A mapping without write access is enforced by the device: a kernel that writes there fails.
+    A mapping without write access is enforced by the device (`readonly_enforced`): a kernel that writes there fails.
     """
 
     kind = "cuda-vmm"
+    readonly_enforced = True
 
-    def __init__(self, name: str, fd: int, size: int, device: int) -> None:
+    def __init__(self, name: str, fd: int, size: int, device: int, page_size: int) -> None:
         self.name = name
         self.fd = fd
         self.size = size
         self.device = device
-        self.page_size = cuda.granularity(device)
+        self.page_size = page_size
         self.writable = False
         self.device_ptr = 0
 
@@ -61,16 +65,41 @@ class DeviceArena:
         """
         grain = cuda.granularity(device)
         size = (size + grain - 1) // grain * grain
-        return cls(name, cuda.create(size, device), size, device)
+        return cls(name, cuda.create(size, device), size, device, grain)
 
     @classmethod
-    def attach(cls, name: str, fd: int, size: int, *, write: bool, device: int) -> DeviceArena:
-        """Map an arena that came as a descriptor, in the primary context of the device; takes over the descriptor."""
-        cuda.use(device)
-        arena = cls(name, fd, size, device)
-        arena.device_ptr = cuda.map_fd(fd, size, device, write)
+    def attach(cls, info: ArenaInfo, fd: int, *, write: bool) -> DeviceArena:
+        """Map an arena of the manager, in the primary context of its device; takes over the descriptor it came with.
+
+        Args:
+            fd: that descriptor; -1 where it came with a handle of CUDA IPC instead.
+
+        Raises:
+            BadArgument: it lies in CPU memory.
+            SystemRefusal: the driver refuses.
+        """
+        kind = next((kind for kind in (DeviceArena, IpcArena) if kind.kind == info.kind), None)
+        if kind is None:
+            os.close(fd)
+            raise BadArgument(f"arena {info.name} lies in CPU memory", "use arena()")
+        cuda.use(info.device)
+        arena = kind(info.name, fd, info.size, info.device, info.page_size)
+        arena.device_ptr = arena._map(info, write)
         arena.writable = write
         return arena
+
+    def _map(self, info: ArenaInfo, write: bool) -> int:
+        return cuda.map_fd(self.fd, info.size, info.device, write)
+
+    @staticmethod
+    def _undo(pointer: int, size: int, device: int) -> None:
+        """Take a mapping away."""
+        cuda.unmap(pointer, size)
+
+    @classmethod
+    def _undo_idle(cls, pointer: int, size: int, device: int) -> None:
+        cuda.finish(device)
+        cls._undo(pointer, size, device)
 
     def reader_fd(self) -> int:
         """A descriptor for a reader. The mapping, not the descriptor, decides about writing on a device."""
@@ -113,13 +142,13 @@ class DeviceArena:
 
     def unmap_with_last_view(self) -> None:
         """Have the mapping go when neither this object nor a tensor over it is left, and the device has finished."""
-        ending = weakref.finalize(self, _unmap_idle, self.device_ptr, self.size, self.device)
+        ending = weakref.finalize(self, self._undo_idle, self.device_ptr, self.size, self.device)
         ending.atexit = False
 
     def unmap(self) -> None:
         """Take the mapping away; nothing may use it any more."""
         if self.device_ptr:
-            cuda.unmap(self.device_ptr, self.size)
+            self._undo(self.device_ptr, self.size, self.device)
             self.device_ptr = 0
 
     def close(self) -> None:
@@ -127,3 +156,29 @@ class DeviceArena:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+class IpcArena(DeviceArena):
+    """Device memory of an owner process, mapped by its handle of CUDA IPC.
+
+    CUDA IPC knows no read-only mapping: who asks for one can write as well, and is told so once. The memory is gone
+    with its owner, whoever maps it.
+    """
+
+    kind = "cuda-ipc"
+    readonly_enforced = False
+
+    def _map(self, info: ArenaInfo, write: bool) -> int:
+        if not write:
+            _warn_not_enforced(info.device)
+        return cuda.open_ipc(info.handle)
+
+    @staticmethod
+    def _undo(pointer: int, size: int, device: int) -> None:
+        cuda.use(device)
+        cuda.close_ipc(pointer)
+
+
+@functools.cache
+def _warn_not_enforced(device: int) -> None:
+    log.warning("device %d: memory is shared by CUDA IPC, read-only mappings can be written all the same", device)

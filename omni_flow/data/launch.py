@@ -45,7 +45,11 @@ def default_services(server: Server) -> Sequence[Service]:
         server.read_only_arenas.add("temp/generations")
         services.append(temp)
     services.append(DirectoryService(kv.pools))
-    services.append(WeightService(server.arena_of, server.read_only_arenas, config.weight_linger_s, time.monotonic))
+    services.append(
+        WeightService(
+            server.arena_of, server.read_only_arenas, server.devices.create, config.weight_linger_s, time.monotonic
+        )
+    )
     if config.movers:
         children = Children(server, config.movers)
         server.on_stop.append(children.stop)

@@ -65,11 +65,22 @@ class ArenaRef(msgspec.Struct, array_like=True):
 
 
 class ArenaInfo(msgspec.Struct, array_like=True):
+    """What an arena is. Its descriptor comes with it, except for `cuda-ipc`.
+
+    Args:
+        kind: `memfd`, `cuda-vmm` or `cuda-ipc`.
+        device: the GPU it lies on; -1: CPU memory.
+        handle: of CUDA IPC, for `cuda-ipc`.
+        readonly_enforced: whether a mapping made for reading can't be written.
+    """
+
     name: str
     size: int
     kind: str
     page_size: int
     device: int = -1
+    handle: bytes = b""
+    readonly_enforced: bool = True
 
 
 class Reserve(msgspec.Struct, array_like=True):

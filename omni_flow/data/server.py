@@ -21,6 +21,7 @@ import msgspec
 
 from omni_flow.data.arena import Arena
 from omni_flow.data.device_arena import DeviceArena
+from omni_flow.data.device_memory import DeviceMemory, OwnedArena, Sharing
 from omni_flow.data.errors import (
     BadMessage,
     DataError,
@@ -63,6 +64,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         shared_key: secret of all clients over ZMQ (CURVE); without one tcp endpoints are loopback only.
         huge: use huge pages where there are any.
         populate: `now`, `background` or `lazy`; see `Arena.create`.
+        device_memory: how memory of devices is shared: `vmm`, by CUDA virtual memory, read-only where asked for;
+            `ipc`, by CUDA IPC, which can't enforce that; `auto`, the first where the device can and else the second.
         weight_linger_s: how long weights stay after their last user has gone.
         movers: command lines of mover processes to run.
     """
@@ -80,6 +83,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     shared_key: str = ""
     huge: bool = True
     populate: str = "now"
+    device_memory: Sharing = "auto"
     weight_linger_s: float = 300.0
     movers: tuple[tuple[str, ...], ...] = ()
 
@@ -117,10 +121,10 @@ class Server:
         self.config = config
         self.epoch = int.from_bytes(os.urandom(8), "little") >> 1 | 1
         self.poll = select.epoll()
-        self.arenas: dict[str, Arena | DeviceArena] = {}
+        self.arenas: dict[str, Arena | DeviceArena | OwnedArena] = {}
         self.own_arenas: set[str] = set()
         self.read_only_arenas: set[str] = set()
-        self.arena_of: dict[str, Callable[[Session, str], ArenaFile]] = {}
+        self.arena_of: dict[str, Callable[[Session, str], ArenaFile | OwnedArena]] = {}
         self.sessions: dict[int, Session] = {}
         self.reclaims: deque[Reclaim] = deque()
         self.watch: dict[int, Callable[[int], None]] = {}
@@ -133,7 +137,9 @@ class Server:
         self._numbers = 0
         self._running = True  # from here on: a SIGTERM may come before `run`
         self._timed = False
+        self.failure: DataError | None = None
         self.on_stop: list[Callable[[], None]] = []
+        self.devices = DeviceMemory(config.device_memory, self.watch_fd, self.fail)
         self._make_arenas()
         self.services: list[Service] = list(services(self))
         self.handlers: dict[int, Handler] = {
@@ -162,7 +168,7 @@ class Server:
             for tier, pages in (("l1", pool.l1_pages), ("l2", pool.l2_pages)):
                 if pages and tier == "l1" and pool.l1_device >= 0:
                     size = pages * pool.page_bytes
-                    self.arenas[f"{pool.name}/l1"] = DeviceArena.create(f"{pool.name}/l1", size, pool.l1_device)
+                    self.arenas[f"{pool.name}/l1"] = self.devices.create(f"{pool.name}/l1", size, pool.l1_device)
                 elif pages:
                     self._make(f"{pool.name}/{tier}", pages * pool.page_bytes)
         if config.temp_bytes:
@@ -224,6 +230,12 @@ class Server:
         with contextlib.suppress(OSError):  # already closed
             os.write(self._wake_w, b"x")
 
+    def fail(self, error: DataError) -> None:
+        """End `run`: something that clients have mapped is gone, so nothing that is held here can be trusted."""
+        log.critical("the memory manager ends", extra={"error": str(error)})
+        self.failure = error
+        self.stop()
+
     def _tick(self) -> float:
         now = time.monotonic()
         times = [t for t in (service.tick(now) for service in self.services) if t is not None]
@@ -244,6 +256,7 @@ class Server:
         self.poll.close()
         for arena in self.arenas.values():
             arena.close()
+        self.devices.close()
 
     # -- sessions -----------------------------------------------------------------------------------------------
 
@@ -401,7 +414,7 @@ class Server:
             if found is None or found.secret != ref.secret or found.uid not in (session.uid, -1):
                 raise Refused("ARENA without HELLO", "say HELLO first, or name the session and its secret")
             owner = found
-        arena: ArenaFile
+        arena: ArenaFile | OwnedArena
         if ref.name in self.arenas:
             arena = self.arenas[ref.name]
         else:
@@ -411,6 +424,9 @@ class Server:
             arena = make(owner, ref.name)
         if ref.write and (owner.read_only or ref.name in self.read_only_arenas) and ref.name not in self.own_arenas:
             raise Refused(f"session {owner.id} may only read {ref.name}", "map it without write")
+        if isinstance(arena, OwnedArena):
+            session.reply(message, arena.info)
+            return
         device = arena.device if isinstance(arena, DeviceArena) else -1
         info = ArenaInfo(ref.name, arena.size, arena.kind, arena.page_size, device)
         if ref.write:
@@ -484,10 +500,16 @@ def serve(
     services: Callable[[Server], Sequence[Service]],
     ready: Callable[[Server], None] = lambda _server: None,
 ) -> None:
-    """Run a server in this process until SIGTERM or SIGINT; calls `ready` once clients may connect."""
+    """Run a server in this process until SIGTERM or SIGINT; calls `ready` once clients may connect.
+
+    Raises:
+        DataError: it can't be made, or has failed.
+    """
     server = Server(config, services)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _n, _f: server.stop())
     ready(server)
     log.info("memory manager ready", extra={"path": config.path, "epoch": server.epoch})
     server.run()
+    if server.failure is not None:
+        raise server.failure

@@ -117,7 +117,8 @@ class WeightSet:
         return [name for name in self if content_digest(self.bytes(name)) != self.entry(name).digest]
 
     def release(self) -> None:
-        """Hold nothing any more. Arrays that are still in use keep working in this process."""
+        """Hold nothing any more. Arrays that are still in use keep working in this process; not so tensors on a device
+        whose memory is shared by CUDA IPC."""
         self._entries.clear()
         self._arenas.clear()
         holds, self._holds = self._holds, []
@@ -226,7 +227,7 @@ class WeightClient:
         name = m.arena_name(segment)
         info, fd = arena_descriptor(self.client, name, write=write)
         if info.device >= 0:
-            on_device = DeviceArena.attach(name, fd, info.size, write=write, device=info.device)
+            on_device = DeviceArena.attach(info, fd, write=write)
             on_device.close()
             if not write:
                 on_device.unmap_with_last_view()

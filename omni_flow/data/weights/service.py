@@ -3,7 +3,7 @@
 A segment is an anonymous memory file, or memory of a device that the manager makes without a CUDA context. The loader
 of a grant alone may map it writable. Once a memory file is sealed the kernel refuses every writable mapping, so nobody,
 the loader included, can change a byte that others read. A device knows no seals: there the manager hands out sealed
-segments for reading only, and the mapping made of them refuses writes.
+segments for reading only, and the mapping made of them refuses writes (shared by CUDA IPC it does not).
 """
 
 import errno
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from omni_flow.data.device_arena import DeviceArena
+from omni_flow.data.device_memory import OwnedArena
 from omni_flow.data.errors import BadArgument, DataError, Holder, Refused
 from omni_flow.data.protocol import Message
 from omni_flow.data.session import BaseService, Handler, Session
@@ -74,6 +75,9 @@ class SegmentFile:
         os.close(self.fd)
 
 
+Segment = SegmentFile | DeviceArena | OwnedArena
+
+
 @dataclass(slots=True)
 class _Parked:
     session: Session
@@ -84,20 +88,23 @@ class _Parked:
 
 class WeightService(BaseService):
     """Args: `arenas`, the server's table of mappable names; `read_only`, its set of those that nobody may write;
-    `linger_s`, how long a segment outlives its last user; `clock`, monotonic seconds."""
+    `on_device`, makes an arena of a name and size on a device; `linger_s`, how long a segment outlives its last user;
+    `clock`, monotonic seconds."""
 
     def __init__(
         self,
-        arenas: "MutableMapping[str, Callable[[Session, str], ArenaFile]]",
+        arenas: "MutableMapping[str, Callable[[Session, str], ArenaFile | OwnedArena]]",
         read_only: set[str],
+        on_device: Callable[[str, int, int], DeviceArena | OwnedArena],
         linger_s: float,
         clock: Callable[[], float],
     ) -> None:
         self._arenas = arenas
         self._read_only = read_only
+        self._on_device = on_device
         self._clock = clock
         self._catalog = Catalog(linger_s)
-        self._files: dict[SegmentId, SegmentFile | DeviceArena] = {}
+        self._files: dict[SegmentId, Segment] = {}
         self._loaders: dict[SegmentId, SessionId] = {}
         self._parked: deque[_Parked] = deque()
         self._sessions: dict[SessionId, Session] = {}
@@ -186,14 +193,13 @@ class WeightService(BaseService):
         session.reply(parked.message, m.WeightAnswer(answer.version, tuple(answer.ready), grant))
         return True
 
-    @staticmethod
-    def _make(grant: Grant) -> SegmentFile | DeviceArena:
+    def _make(self, grant: Grant) -> Segment:
         """Raises: OutOfMemory, SystemRefusal when there is no such device."""
         if grant.device < 0:
             return SegmentFile(grant.segment, grant.nbytes)
-        return DeviceArena.create(m.arena_name(grant.segment), grant.nbytes, grant.device)
+        return self._on_device(m.arena_name(grant.segment), grant.nbytes, grant.device)
 
-    def _map(self, session: Session, segment: SegmentId, file: SegmentFile | DeviceArena) -> SegmentFile | DeviceArena:
+    def _map(self, session: Session, segment: SegmentId, file: Segment) -> Segment:
         id = SessionId(session.id)
         if self._loaders.get(segment) != id and not self._catalog.holds(id, segment):
             raise Refused(f"segment {segment} is not held by this session", "get its tensors first")
@@ -229,7 +235,7 @@ class WeightService(BaseService):
         if isinstance(file, SegmentFile) and len(body.digests) == len(grant.specs):
             file.seal()
         entries = self._catalog.seal(id, body.token, body.digests, self._clock())
-        if isinstance(file, DeviceArena):
+        if not isinstance(file, SegmentFile):
             self._read_only.add(m.arena_name(grant.segment))
         self._loaders.pop(grant.segment, None)
         self._retry = True

@@ -1,19 +1,24 @@
-"""A CUDA driver made of host memory, so that weights on a device run through real processes on any machine.
+"""A CUDA driver made of host memory, so that arenas on a device run through real processes on any machine.
 
-`device_of_host_memory.py serve CONFIG --ready-fd N` is a memory manager on it,
-`device_of_host_memory.py role SOCKET [hold]` a role that gets two tensors on device 0 and says what happened as JSON
-lines; then `pss`, `write`, `open`, `host` on stdin ask for more. Device memory is memory files, mapped as asked.
+`device_of_host_memory.py serve CONFIG --ready-fd N` is a memory manager on it, `… owner FD DEVICE` its owner process,
+`… role SOCKET [hold]` a role that gets two tensors on device 0 and says what happened as JSON lines; then `pss`,
+`write`, `open`, `host` on stdin ask for more. `… pool SOCKET [read]` is a role that maps the L1 of pool `kv`: `put`,
+`get`. Device memory is memory files, mapped as asked; what is shared by CUDA IPC is opened through its owner.
+
+STAND_IN_EXPORTS in the environment: `no`, the device says that it can't export descriptors; `fails`, it says it can and
+can't.
 """
 
 import ctypes
 import json
 import mmap
 import os
+import struct
 import sys
 
 import numpy as np
 
-from omni_flow.data import cuda, launch
+from omni_flow.data import cuda, cuda_owner, launch
 from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.descriptors import arena_descriptor
 from omni_flow.data.errors import DataError, SystemRefusal
@@ -32,9 +37,29 @@ SPECS = [
 ]
 
 
-def create(size, device):
+EXPORTS = os.environ.get("STAND_IN_EXPORTS", "yes")
+allocated = {}
+opened = {}
+
+
+def use(device):
     if device:
         raise SystemRefusal(f"no device {device}", "there is device 0")
+
+
+def exports_descriptors(device):
+    use(device)
+    return EXPORTS != "no"
+
+
+def create(size, device):
+    use(device)
+    if EXPORTS != "yes":
+        raise SystemRefusal("cuMemCreate: CUDA_ERROR_NOT_SUPPORTED (801)")
+    return memory(size)
+
+
+def memory(size):
     fd = os.memfd_create("stand-in-device", os.MFD_CLOEXEC)
     os.ftruncate(fd, size)
     return fd
@@ -47,8 +72,47 @@ def map_fd(fd, size, device, write):
     return address
 
 
+def allocate(size):
+    fd = memory(size)
+    address = map_fd(fd, size, 0, True)
+    allocated[address] = (fd, size)
+    return address
+
+
+def free(address):
+    fd, size = allocated.pop(address)
+    LIBC.munmap(address, size)
+    os.close(fd)
+
+
+def ipc_handle(address):
+    return struct.pack("<QQQ40x", os.getpid(), *allocated[address])
+
+
+def open_ipc(handle):
+    pid, owned, size, *_ = struct.unpack("<QQQ40x", handle)
+    address, count = opened.get(handle, (0, 0))
+    if not count:
+        fd = os.open(f"/proc/{pid}/fd/{owned}", os.O_RDWR)
+        address = map_fd(fd, size, 0, True)
+        os.close(fd)
+    opened[handle] = (address, count + 1)
+    return address
+
+
+def close_ipc(address):
+    handle, count = next((handle, count) for handle, (at, count) in opened.items() if at == address)
+    opened[handle] = (address, count - 1)
+    if count == 1:
+        LIBC.munmap(address, struct.unpack("<QQQ40x", handle)[2])
+
+
+cuda.exports_descriptors = exports_descriptors
+cuda.allocate, cuda.free = allocate, free
+cuda.ipc_handle, cuda.open_ipc, cuda.close_ipc = ipc_handle, open_ipc, close_ipc
+cuda_owner.COMMAND = (sys.executable, __file__, "owner")
 cuda.granularity = lambda device: 2 << 20
-cuda.use = cuda.finish = lambda device: None
+cuda.use = cuda.finish = use
 cuda.create = create
 cuda.map_fd = map_fd
 cuda.unmap = LIBC.munmap
@@ -116,8 +180,28 @@ def role(path, hold):
                     say(pss=pss())
 
 
+def pool(path, read):
+    with MemoryManagerClient(path, name="role", read_only=read) as client:
+        arena = client.device_arena("kv/l1", write=not read)
+        say(kind=arena.kind, enforced=arena.readonly_enforced, size=arena.size)
+        for line in sys.stdin:
+            match line.split():
+                case ["put", value]:
+                    arena.write(0, np.full(64, int(value), np.uint8))
+                    say(put=int(value))
+                case ["get"]:
+                    say(got=sorted(set(arena.read(0, 64).tolist())))
+                case ["close"]:
+                    arena.unmap()
+                    say(mapped=arena.device_ptr)
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
         launch.main(sys.argv[2:])
+    elif sys.argv[1] == "owner":
+        cuda_owner.main(sys.argv[1:])
+    elif sys.argv[1] == "pool":
+        pool(sys.argv[2], "read" in sys.argv[3:])
     else:
         role(sys.argv[2], "hold" in sys.argv[3:])

@@ -40,9 +40,14 @@ class Role:
         self.process.communicate()
 
 
+@pytest.fixture(params=("vmm", "ipc"))
+def sharing(request):
+    return request.param
+
+
 @pytest.fixture
-def path(tmp_path):
-    config = ServerConfig(path=str(tmp_path / "m.sock"), weight_linger_s=0.0)
+def path(tmp_path, sharing):
+    config = ServerConfig(path=str(tmp_path / "m.sock"), weight_linger_s=0.0, device_memory=sharing)
     read, write = os.pipe()
     command = [sys.executable, SCRIPT, "serve", msgspec.json.encode(config).decode(), "--ready-fd", str(write)]
     with subprocess.Popen(command, pass_fds=(write,)) as process:
@@ -85,6 +90,7 @@ def test_a_second_process_maps_what_the_first_has_loaded_and_it_counts_once(path
         assert 8 * MIB <= client.stats()["weight_device_bytes"] < 9 * MIB
 
 
+@pytest.mark.parametrize("sharing", ["vmm"], indirect=True)
 def test_sealed_weights_on_a_device_are_read_only_for_all(roles):
     first, second = roles(), roles()
     assert {first.hear()["loaded"], second.hear()["loaded"]} == {0, 2}

@@ -1,0 +1,167 @@
+"""The process that owns the memory of one device where CUDA can't export it as a descriptor.
+
+Memory that is shared by CUDA IPC belongs to the context that allocated it, and a context is what a memory manager does
+not have: this process has one, allocates what the manager asks for and answers with handles. It ends with the manager's
+socket, and all its memory with it. It is never started again: what clients have mapped would be of nobody.
+`python -m omni_flow.data.cuda_owner FD DEVICE`, FD a SEQPACKET socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from omni_flow.data import cuda
+from omni_flow.data.errors import BadMessage, DataError, SystemRefusal, from_code
+
+COMMAND: Final = (sys.executable, "-m", "omni_flow.data.cuda_owner")
+ANSWER_S: Final = 60.0
+"""How long an answer may take; the first one makes the context."""
+END_S: Final = 5.0
+_MAX_MESSAGE: Final = 4096
+
+
+class Allocate(msgspec.Struct, tag=True, frozen=True):
+    nbytes: int
+
+
+class Free(msgspec.Struct, tag=True, frozen=True):
+    number: int
+
+
+class Allocated(msgspec.Struct, tag=True, frozen=True):
+    """`number`: by which it is given back; `handle`: by which other processes open it."""
+
+    number: int
+    handle: bytes
+
+
+class Denied(msgspec.Struct, tag=True, frozen=True):
+    """A `DataError` of the owner."""
+
+    code: str
+    message: str
+    mend: str
+
+
+class Owner:
+    """A running owner, as the manager sees it. Calls wait for the answer.
+
+    Args:
+        device: the GPU.
+        command: what runs it.
+    """
+
+    def __init__(self, device: int, command: Sequence[str] = COMMAND) -> None:
+        self.device = device
+        self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._sock.settimeout(ANSWER_S)
+        with theirs:
+            fd = theirs.fileno()
+            self.process = subprocess.Popen(
+                [*command, str(fd), str(device)], pass_fds=(fd,), stdin=subprocess.DEVNULL, start_new_session=True
+            )
+
+    def fileno(self) -> int:
+        """Readable, outside of calls, when the owner has ended."""
+        return self._sock.fileno()
+
+    def allocate(self, nbytes: int) -> Allocated:
+        """Device memory of a multiple of `cuda.IPC_GRAIN` bytes.
+
+        Raises:
+            OutOfMemory: the device does not have that much.
+            SystemRefusal: the owner has ended, or can't use the device.
+        """
+        try:
+            self._sock.send(msgspec.msgpack.encode(Allocate(nbytes)))
+            raw = self._sock.recv(_MAX_MESSAGE)
+        except OSError:
+            raw = b""
+        if not raw:
+            raise self.gone()
+        answer: Allocated | Denied = msgspec.msgpack.decode(raw, type=Allocated | Denied)
+        if isinstance(answer, Denied):
+            raise from_code(answer.code, answer.message, answer.mend)
+        return answer
+
+    def free(self, number: int) -> None:
+        """Give memory back. Nothing happens where the owner has ended."""
+        with contextlib.suppress(OSError):
+            self._sock.send(msgspec.msgpack.encode(Free(number)))
+
+    def gone(self) -> SystemRefusal:
+        """What to say once it has ended."""
+        return SystemRefusal(
+            f"the owner of the memory of device {self.device} (process {self.process.pid}) has ended, and the memory "
+            "with it",
+            "start the memory manager again",
+        )
+
+    def close(self) -> None:
+        """End it; its memory goes back to the device."""
+        self._sock.close()
+        try:
+            self.process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+class _Memory:
+    """What an owner has allocated."""
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+        self._used = False
+        self._numbers = itertools.count(1)
+        self._pointers: dict[int, int] = {}
+
+    def allocate(self, nbytes: int) -> Allocated:
+        if nbytes <= 0 or nbytes % cuda.IPC_GRAIN:
+            raise BadMessage(f"{nbytes} bytes of device memory", f"give a multiple of {cuda.IPC_GRAIN}")
+        if not self._used:
+            cuda.use(self._device)
+            self._used = True
+        pointer = cuda.allocate(nbytes)
+        number = next(self._numbers)
+        self._pointers[number] = pointer
+        return Allocated(number, cuda.ipc_handle(pointer))
+
+    def free(self, number: int) -> None:
+        cuda.free(self._pointers.pop(number))
+
+
+def serve(sock: socket.socket, device: int) -> None:
+    """Answer the manager until it is gone."""
+    memory = _Memory(device)
+    while raw := sock.recv(_MAX_MESSAGE):
+        request: Allocate | Free = msgspec.msgpack.decode(raw, type=Allocate | Free)
+        if isinstance(request, Free):
+            memory.free(request.number)
+            continue
+        answer: Allocated | Denied
+        try:
+            answer = memory.allocate(request.nbytes)
+        except DataError as error:
+            answer = Denied(error.code, error.message, error.mend)
+        sock.send(msgspec.msgpack.encode(answer))
+
+
+def main(argv: Sequence[str]) -> None:
+    """Arguments: the number of the socket's descriptor, the device."""
+    with socket.socket(fileno=int(argv[1])) as sock:
+        serve(sock, int(argv[2]))
+    os._exit(0)  # the driver frees the memory; its own tear-down may wait for kernels of others
+
+
+if __name__ == "__main__":
+    main(sys.argv)
