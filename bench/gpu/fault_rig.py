@@ -31,6 +31,7 @@ from omni_flow.compute.sglang.kernel import SGLangEngine
 from omni_flow.compute.sglang.pages import LOT
 from omni_flow.compute.sglang.worker import namespace_of
 from omni_flow.data.client import MemoryManagerClient
+from omni_flow.data.device_memory import Sharing
 from omni_flow.data.identity import PageHash
 from omni_flow.data.kv_pool import PoolSpec
 from omni_flow.data.launch import start
@@ -146,10 +147,12 @@ class Rig:
     Args:
         work: a folder for everything.
         tiny: on the CPU, with a model of three layers, in float32.
+        sharing: how the arena on the device is shared.
     """
 
-    def __init__(self, work: Path, tiny: bool) -> None:
+    def __init__(self, work: Path, tiny: bool, sharing: Sharing) -> None:
         self.tiny = tiny
+        self._sharing = sharing
         self.size = TINY if tiny else FULL
         self._folder = self._checkpoint(work)
         self._path = str(work / "memory.sock")
@@ -202,7 +205,7 @@ class Rig:
             ("copy",) if self.tiny else ("cuda-copy",),
             ("{python}", "-m", "omni_flow.data.ssd.mover", "{path}", str(self._work / "l3"), cap),
         )
-        config = ServerConfig(path=self._path, pools=(pool,), huge=False, movers=movers)
+        config = ServerConfig(path=self._path, pools=(pool,), huge=False, movers=movers, device_memory=self._sharing)
         return start(config, log=str(self._work / "memory.log"))
 
     async def start(self) -> None:

@@ -27,13 +27,16 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 from checks import Checks, device_mib, device_settles
 from compute import metadata_folder
 from fault_rig import CHUNKS, TAIL, WAITING, Answer, Rig
 
 from omni_flow.compute.errors import EngineDied, EngineFull, PromptTooLong
+from omni_flow.data.device_memory import Sharing
 from omni_flow.data.errors import PoolFull
 from omni_flow.data.messages import L1, L2, L3
 
@@ -42,7 +45,7 @@ ATTEMPTS = 20
 DEVICE_SLACK_MIB = 32.0
 
 
-def failures(errors: list[BaseException | None]) -> list[str]:
+def failures(errors: Sequence[BaseException | None]) -> list[str]:
     """Kinds of what requests ended with."""
     return [type(error).__name__ for error in errors]
 
@@ -277,11 +280,11 @@ async def end(rig: Rig, checks: Checks, before_mib: float | None) -> None:
         checks.check("end: memory of the device", back, before_mib=before_mib, after_mib=after)
 
 
-async def run(checks: Checks, work: Path, tiny: bool) -> None:
+async def run(checks: Checks, work: Path, tiny: bool, sharing: Sharing) -> None:
     """All of it. A step that raises has failed, and the next one runs."""
     before_mib = None if tiny else device_mib()
     began = time.perf_counter()
-    rig = Rig(work, tiny)
+    rig = Rig(work, tiny, sharing)
     try:
         await rig.start()
         checks.check("both engines serve", True, s=round(time.perf_counter() - began, 1))
@@ -301,6 +304,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout, the lines on stderr")
     parser.add_argument("--out", help="write the JSON object here after each check")
     parser.add_argument("--tiny", action="store_true", help="every check on a CPU")
+    parser.add_argument("--device-memory", choices=get_args(Sharing), default="auto", help="how the arena is shared")
     options = parser.parse_args()
     checks = Checks(options.json, options.out)
     with tempfile.TemporaryDirectory(prefix="omni-faults") as folder:
@@ -310,7 +314,7 @@ def main() -> None:
             metadata.mkdir()
             metadata_folder(metadata)
             os.environ["SGLANG_PLUGINS"] = "omni_bench"
-        asyncio.run(run(checks, work, options.tiny))
+        asyncio.run(run(checks, work, options.tiny, options.device_memory))
     if options.json:
         print(json.dumps(checks.summary()))
     sys.exit(checks.status)
