@@ -143,7 +143,8 @@ class SharedWeights:
 
     Args:
         client: connection to the memory manager.
-        namespace: identity of what the engine computes.
+        namespace: identity of what the engine computes. The version of the weights is the one in it, and so in the
+            keys of the engine's pages: whatever is current, pages and weights never part.
         layout: whatever else decides what the tensors look like after loading (backends, versions).
         device: the GPU, -1 for host memory.
     """
@@ -151,6 +152,7 @@ class SharedWeights:
     def __init__(self, client: MemoryManagerClient, namespace: Namespace, layout: Sequence[str], device: int) -> None:
         self._client = WeightClient(client)
         self._family = Family(namespace.model, namespace.revision)
+        self._version = namespace.weight_version
         self._dtype = namespace.dtype
         self._layout = hashlib.sha256("\0".join((namespace.dtype, *layout)).encode()).hexdigest()[:16]
         self._device = device
@@ -179,7 +181,7 @@ class SharedWeights:
             room[: _LENGTH.size + len(raw)] = _LENGTH.pack(len(raw)) + raw
 
         name = WeightName(family=self._family, path="table", dtype="u8", layout=self._layout)
-        with self._client.get(TensorSpec(name, (TABLE_BYTES,)), load_table) as found:
+        with self._client.get(TensorSpec(name, (TABLE_BYTES,)), load_table, version=self._version) as found:
             raw = found.bytes(name)
             (length,) = _LENGTH.unpack_from(raw)
             table = msgspec.msgpack.decode(raw[_LENGTH.size : _LENGTH.size + length], type=Table)
@@ -208,7 +210,7 @@ class SharedWeights:
         """The tensors of a group as the model sees them."""
         specs = [self._spec(number, table.tensors[number]) for number in group]
         device = self._device if table.tensors[group[0]].on_device else -1
-        found = self._client.get(specs, fill, device=device)
+        found = self._client.get(specs, fill, version=self._version, device=device)
         self._sets.append(found)
         return {
             number: found.torch(spec.name).permute(table.tensors[number].order)
