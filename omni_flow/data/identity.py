@@ -49,8 +49,8 @@ def _fields_digest(domain: bytes, items: Sequence[tuple[bytes, bytes]]) -> bytes
 class Namespace:
     """What must be equal before one page of KV may stand in for another.
 
-    `weight_version` is that of the weights the values were computed with, as the weight pool counts it. `dtype` is the logical
-    dtype of the stored values, `codec` the (lossy) encoding they went through ("raw" when none),
+    `weight_version` is that of the weights the values were computed with, as the weight pool counts it. `dtype` is the
+    logical dtype of the stored values, `codec` the (lossy) encoding they went through ("raw" when none),
     `attention_layout` the attention kind and the order of bytes in a page, `lora` the adapter ("" for none).
     `tenant_salt` is set by the server, never by a client: a salt that a request supplies can be supplied by
     an attacker too.
