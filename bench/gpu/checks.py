@@ -20,9 +20,11 @@ class Checks:
     Args:
         as_json: the lines go to stderr, so that stdout is left to one JSON object.
         out: file that holds the JSON object after each check; None: none.
+        device: what it runs on, for that object.
     """
 
-    def __init__(self, as_json: bool = False, out: str | None = None) -> None:
+    def __init__(self, as_json: bool, out: str | None, device: str) -> None:
+        self._device = device
         self._lines = sys.stderr if as_json else sys.stdout
         self._out = out
         self._began = time.perf_counter()
@@ -50,6 +52,7 @@ class Checks:
         """Everything so far, as plain values."""
         failed = [name for name, result in self.results.items() if not result["ok"]]
         return {
+            "device": self._device,
             "machine": platform.platform(),
             "python": platform.python_version(),
             "passed": len(self.results) - len(failed),
@@ -63,10 +66,15 @@ class Checks:
         return int(not self.results or any(not result["ok"] for result in self.results.values()))
 
 
+def device_says(what: str) -> str:
+    """One property of the first device, as `nvidia-smi` says it."""
+    query = ["nvidia-smi", "--id=0", f"--query-gpu={what}", "--format=csv,noheader,nounits"]
+    return subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
+
+
 def device_mib() -> float:
-    """MiB in use on the first device, all processes, as `nvidia-smi` says."""
-    query = ["nvidia-smi", "--id=0", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    return float(subprocess.run(query, capture_output=True, text=True, check=True).stdout)
+    """MiB in use on the first device, all processes."""
+    return float(device_says("memory.used"))
 
 
 def device_settles(at_most: float, seconds: float = 10.0) -> float:

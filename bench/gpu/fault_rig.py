@@ -250,6 +250,14 @@ class Rig:
             raise RuntimeError(f"{answer.cached} tokens of a new tenant were cached")
         return answer.tokens
 
+    async def warm(self, engine: SGLangEngine) -> None:
+        """Have an engine compile what it compiles on first use: a kill is to come in the middle of decoding."""
+        tenant = os.urandom(16)
+        await self.ask(engine, self.prompt(), 4, tenant=tenant)
+        await asyncio.gather(
+            *(self.ask(engine, self.prompt(self.size.chunk + TAIL), 4, tenant=tenant) for _ in range(2))
+        )
+
     def keys(self, prompt: Sequence[int]) -> list[PageHash]:
         """Names of the pages that another request with this prompt can use."""
         root = namespace_of(self.config).root()

@@ -31,7 +31,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from checks import Checks, device_mib, device_settles
+from checks import Checks, device_mib, device_says, device_settles
 from compute import metadata_folder
 from fault_rig import CHUNKS, TAIL, WAITING, Answer, Rig
 
@@ -288,6 +288,7 @@ async def run(checks: Checks, work: Path, tiny: bool, sharing: Sharing) -> None:
     try:
         await rig.start()
         checks.check("both engines serve", True, s=round(time.perf_counter() - began, 1))
+        await asyncio.gather(rig.warm(rig.a), rig.warm(rig.b))
         for step in (killed_engine, full_pool, cancels, tiers):
             with checks.step(step.__name__):
                 await step(rig, checks)
@@ -306,7 +307,8 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="every check on a CPU")
     parser.add_argument("--device-memory", choices=get_args(Sharing), default="auto", help="how the arena is shared")
     options = parser.parse_args()
-    checks = Checks(options.json, options.out)
+    device = "CPU" if options.tiny else device_says("name,driver_version")
+    checks = Checks(options.json, options.out, device)
     with tempfile.TemporaryDirectory(prefix="omni-faults") as folder:
         work = Path(folder)
         if not options.tiny:

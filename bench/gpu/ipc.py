@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from checks import Checks, device_mib, device_settles
+from checks import Checks, device_mib, device_says, device_settles
 
 from omni_flow.data import cuda
 from omni_flow.data.client import MemoryManagerClient
@@ -216,7 +216,7 @@ def main() -> None:
     options = parser.parse_args()
     if not cuda.available():
         sys.exit("no CUDA device")
-    checks = Checks(options.json, options.out)
+    checks = Checks(options.json, options.out, device_says("name,driver_version"))
     checks.check("the device says how it shares memory", True, exports_descriptors=cuda.exports_descriptors(0))
     with tempfile.TemporaryDirectory(prefix="omni-ipc") as folder:
         for way in WAYS:
