@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omni_flow.data import cuda
-from omni_flow.data.errors import BadArgument
+from omni_flow.data.errors import BadArgument, DataError
 from omni_flow.data.messages import ArenaInfo
 
 if TYPE_CHECKING:
@@ -82,9 +82,13 @@ class DeviceArena:
         if kind is None:
             os.close(fd)
             raise BadArgument(f"arena {info.name} lies in CPU memory", "use arena()")
-        cuda.use(info.device)
         arena = kind(info.name, fd, info.size, info.device, info.page_size)
-        arena.device_ptr = arena._map(info, write)
+        try:
+            cuda.use(info.device)
+            arena.device_ptr = arena._map(info, write)
+        except DataError:
+            arena.close()
+            raise
         arena.writable = write
         return arena
 

@@ -16,8 +16,9 @@ import msgspec
 import pytest
 
 from omni_flow.data.client import MemoryManagerClient
-from omni_flow.data.errors import BadArgument, Disconnected
+from omni_flow.data.errors import BadArgument, DataError, Disconnected
 from omni_flow.data.kv_pool import PoolSpec
+from omni_flow.data.launch import load_config
 from omni_flow.data.server import ServerConfig
 
 SCRIPT = str(Path(__file__).parent.parent / "weights" / "device_of_host_memory.py")
@@ -198,6 +199,13 @@ def test_the_owner_ends_with_its_manager(manager: Callable[..., DeviceManager], 
     one.process.send_signal(end)
     one.process.wait(20)
     assert ends(owner)
+
+
+def test_a_config_with_another_way_of_sharing_is_refused(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text('{"path": "m.sock", "device_memory": "fabric"}')
+    with pytest.raises(DataError, match="Invalid enum value 'fabric'"):
+        load_config(str(config))
 
 
 def test_an_arena_on_a_device_cannot_be_mapped_as_cpu_memory(manager: Callable[..., DeviceManager]) -> None:
