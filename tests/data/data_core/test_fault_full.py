@@ -24,8 +24,8 @@ from .conftest import Make, keys
 
 PAGE = 4096
 MIB = 1 << 20
-TWO_TIERS = PoolSpec(name="kv", page_bytes=64, l1_pages=64, l2_pages=64)
-THREE_TIERS = PoolSpec(name="kv", page_bytes=PAGE, l1_pages=16, l2_pages=32, l3_pages=1000)
+TWO_TIERS = PoolSpec(name="kv", page_bytes=64, l1_pages=64, l2_pages=64, staging=4)
+THREE_TIERS = PoolSpec(name="kv", page_bytes=PAGE, l1_pages=16, l2_pages=32, l3_pages=1000, staging=2)
 
 
 def times_scheduled(pid: int) -> int:
@@ -138,8 +138,8 @@ def test_pages_come_from_disk_while_clients_hold_all_that_is_theirs(manager: Mak
         names = keys(120)
         written(client, names, PAGE)
         deep = names[client.probe("kv", names) == L3][:2]
-        held = [client.reserve("kv", pages, least=1, tier=tier, timeout=20) for tier, pages in ((L1, 15), (L2, 30))]
-        assert [len(room.slots) for room in held] == [15, 30]
+        held = [client.reserve("kv", pages, least=1, tier=tier, timeout=20) for tier, pages in ((L1, 14), (L2, 30))]
+        assert [len(room.slots) for room in held] == [14, 30]
         with pytest.raises(PoolFull):
             client.reserve("kv", 1, tier=L2, timeout=0.05)
         assert client.fetch("kv", deep, tier=L2, timeout=30).tolist() == [1, 1]
