@@ -26,16 +26,17 @@ class Codes:
     """The first `codes` steps emit one code per book and continue from the sum of their embeddings; then text."""
 
     def __init__(self, model: Any) -> None:
-        self.heads, self.embeddings = heads(model.config.hidden_size)
+        device = next(model.parameters()).device
+        self.heads, self.embeddings = (table.to(device) for table in heads(model.config.hidden_size))
 
     def begin(self, asked: Mapping[str, Any]) -> int:
         codes: int = asked["codes"]
         return codes
 
     def step(self, rows: Sequence[StepRow], hidden: Tensor, tokens: Tensor, logits: Tensor) -> StepResult:
-        codes = torch.einsum("bsh,rh->rbs", self.heads, hidden).argmax(-1)
+        codes = torch.einsum("bsh,rh->rbs", self.heads, hidden.float()).argmax(-1)
         embeddings = sum(self.embeddings[book][codes[:, book]] for book in range(BOOKS))
-        feeds = torch.tensor([row.step < row.state for row in rows])
+        feeds = torch.tensor([row.step < row.state for row in rows], device=hidden.device)
         return StepResult(
             torch.where(feeds, MARK, tokens),
             feeds,

@@ -9,8 +9,8 @@ from typing import Any
 
 import engine_kit as kit
 import numpy as np
-import numpy.typing as npt
 import pytest
+import rows_kit
 import torch
 
 from omni_flow.compute.engine import Embeddings, Floats, Tokens
@@ -18,32 +18,10 @@ from omni_flow.compute.errors import BadRequest, EngineFull
 from omni_flow.compute.sglang.config import EngineConfig
 from omni_flow.compute.sglang.kernel import SGLangEngine
 from omni_flow.data.identity import media_digest
+from omni_flow.testing import tiny_checkpoint
 
 HIDDEN, PAGE, WINDOW = 64, 16, 24
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
-
-
-def written(model: Any, folder: Path) -> Any:
-    """The model with random weights, written to `folder`."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0, 0.15)
-    model.save_pretrained(folder)
-    return model.eval()
-
-
-def tiny_qwen(folder: Path) -> Any:
-    """A Qwen3 with grouped heads, written to `folder`; the model itself is the oracle."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=256, hidden_size=HIDDEN, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16, max_position_embeddings=2048, tie_word_embeddings=False,
-        attn_implementation="eager",
-    )  # fmt: skip
-    return written(Qwen3ForCausalLM(config), folder)
 
 
 def tiny_olmo(folder: Path) -> Any:
@@ -57,41 +35,18 @@ def tiny_olmo(folder: Path) -> Any:
         layer_types=["sliding_attention", "full_attention"] * 2, attn_implementation="eager",
         rope_parameters=ROPE, bos_token_id=1, eos_token_id=2, pad_token_id=0,
     )  # fmt: skip
-    model = written(Olmo3ForCausalLM(config), folder)
+    model = rows_kit.written(Olmo3ForCausalLM(config), folder)
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"rope_scaling": ROPE}))  # the name that SGLang reads
     return model
 
 
-def bias(length: int, rows: int, causal: list[bool] | None, window: int = 0) -> torch.Tensor:
-    """What the last `rows` rows see: what stands before them within the window, and each other unless causal."""
-    mask = torch.ones(length, length, dtype=torch.bool).tril()
-    if window:
-        mask.triu_(1 - window)
-    for at in range(rows):
-        if causal is None or not causal[at]:
-            mask[length - rows + at, length - rows :] = True
-    return torch.where(mask, 0.0, torch.finfo(torch.float32).min)[None, None]
-
-
-def states(model: Any, embeds: torch.Tensor, rows: int, causal: list[bool] | None = None) -> Floats:
-    """Hidden states of the last `rows` rows."""
-    mask: Any = bias(len(embeds), rows, causal)
-    if getattr(model.config, "sliding_window", None):
-        mask = {"full_attention": mask, "sliding_attention": bias(len(embeds), rows, causal, WINDOW)}
-    with torch.inference_mode():
-        out = model.model(inputs_embeds=embeds[None], attention_mask=mask, use_cache=False).last_hidden_state[0]
-    found: Floats = out[len(embeds) - rows :].numpy()
-    return found
-
-
 def noise(seed: int, rows: int) -> Floats:
-    made: npt.NDArray[np.float32] = np.random.default_rng(seed).standard_normal((rows, HIDDEN)).astype(np.float32)
-    return made
+    return rows_kit.noise(seed, rows, HIDDEN)
 
 
 def test_steps_over_the_same_rows_equal_a_masked_forward_and_disturb_nobody(tmp_path: Path) -> None:
-    oracle = tiny_qwen(tmp_path)
+    oracle = rows_kit.tiny_qwen(tmp_path)
     embed = oracle.model.embed_tokens.weight.detach()
     random = np.random.default_rng(1)
     text = random.integers(0, 256, 70).tolist()
@@ -112,7 +67,7 @@ def test_steps_over_the_same_rows_equal_a_masked_forward_and_disturb_nobody(tmp_
                     causal = [at < 3 for at in range(12)]
                     got = await asyncio.gather(first.step(rows[0]), second.step(rows[1], causal))
                     for given, before, flags, hidden in zip(rows, known, (None, causal), got, strict=True):
-                        wanted = states(oracle, torch.cat((before, torch.tensor(given))), len(given), flags)
+                        wanted = rows_kit.states(oracle, torch.cat((before, torch.tensor(given))), len(given), flags)
                         np.testing.assert_allclose(hidden, wanted, rtol=1e-4, atol=1e-4)
                 with pytest.raises(BadRequest, match="shape"):
                     await first.step(noise(0, 36))
@@ -120,7 +75,7 @@ def test_steps_over_the_same_rows_equal_a_masked_forward_and_disturb_nobody(tmp_
                 async with engine.fixed_rows(contexts[0], 5) as third:
                     assert third.cached == 64
                     hidden = await third.step(noise(7, 5))
-                    wanted = states(oracle, torch.cat((known[0], torch.tensor(noise(7, 5)))), 5)
+                    wanted = rows_kit.states(oracle, torch.cat((known[0], torch.tensor(noise(7, 5)))), 5)
                     np.testing.assert_allclose(hidden, wanted, rtol=1e-4, atol=1e-4)
                 goes_on = await kit.answer(engine, kit.greedy([*text, 9], 5))
                 assert goes_on.end.cached_tokens == 64
@@ -159,7 +114,37 @@ def test_in_layers_with_a_sliding_window_rows_see_each_other_and_the_window_of_t
                     for step in range(2):
                         given = noise(step + rows, rows)
                         got = await session.step(given, causal)
-                        wanted = states(oracle, torch.cat((embed[text], torch.tensor(given))), rows, causal)
+                        wanted = rows_kit.states(
+                            oracle, torch.cat((embed[text], torch.tensor(given))), rows, causal, WINDOW
+                        )
                         np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
+
+    asyncio.run(run())
+
+
+def test_rows_over_mla_equal_a_masked_forward(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("deepseek_v2", tmp_path)
+    oracle = kit.oracle(folder)
+    embed = oracle.model.embed_tokens.weight.detach()
+    text = np.random.default_rng(1).integers(0, 256, 70).tolist()
+
+    async def run() -> None:
+        config = EngineConfig(model=str(folder), page_size=PAGE, max_tokens=60 * PAGE, rows_at_start=(40,))
+        async with SGLangEngine(config) as engine:
+            assert (await engine.stats())["row_sizes"] == 1
+            for rows, causal, context in (
+                (37, None, text),
+                (37, [at % 2 == 0 for at in range(37)], text),
+                (3, None, [5]),
+            ):
+                async with engine.fixed_rows([Tokens(context)], rows) as session:
+                    for step in range(2):
+                        given = noise(step + rows, rows)
+                        got = await session.step(given, causal)
+                        wanted = rows_kit.states(oracle, torch.cat((embed[context], torch.tensor(given))), rows, causal)
+                        np.testing.assert_allclose(got, wanted, rtol=1e-3, atol=1e-4)
+            counts = await engine.stats()
+            # 37 rows run in the forward that was made at the start, of 48
+            assert (counts["row_sizes"], counts["row_forwards"]) == (2, 6)
 
     asyncio.run(run())

@@ -78,7 +78,11 @@ def allocator_class() -> type:
         ) -> Any:
             size = self.page_size
             rows = list(zip(self.takeover.batch.reqs, prefix_lens_cpu.tolist(), seq_lens_cpu.tolist(), strict=True))
-            wanted = [-(-stop // size) - request.last_node.depth - len(own_pages(request)) for request, _, stop in rows]
+            # a fixed-row session has pages for its rows already when its context is computed
+            wanted = [
+                max(0, -(-stop // size) - request.last_node.depth - len(own_pages(request)))
+                for request, _, stop in rows
+            ]
             taken = self.takeover.book.take(sum(wanted))
             pages: list[int] = []
             cuts: list[tuple[int, int]] = []

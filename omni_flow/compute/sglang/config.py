@@ -32,6 +32,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             (`dummy`) are shared only where `revision` names them.
         tail_graph: on a GPU, what is left of a prompt after a cache hit replays a decode graph where it is short
             enough; it rounds as decode steps do, not as SGLang's extend.
+        rows_graph: on a GPU, fixed-row forwards replay a CUDA graph; off, they are launched kernel by kernel.
+        rows_at_start: fixed-row forwards of so many rows are captured before the engine is ready, others when they are
+            first asked for.
         hidden: keep the hidden state of each step's last position, for requests and step hooks that ask for it.
         step_hook: `module:name` of what makes the step hook; set by the engine.
         load_format: `auto`, or `dummy` for random weights (benchmarks).
@@ -56,6 +59,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     session_ttl: float = 600.0
     share_weights: bool = True
     tail_graph: bool = True
+    rows_graph: bool = True
+    rows_at_start: tuple[int, ...] = ()
     hidden: bool = False
     step_hook: str = ""
     load_format: str = "auto"
@@ -69,6 +74,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"max_tokens {self.max_tokens} with pages of {self.page_size}",
                 "give a page size over 1 and a multiple of it",
             )
+        if any(rows < 1 for rows in self.rows_at_start):
+            raise BadRequest(f"rows_at_start {self.rows_at_start}", "give numbers of rows, 1 or more")
         if self.session_ttl < 0:
             raise BadRequest(f"session_ttl {self.session_ttl}", "give seconds, 0 or more")
         if self.manager and not self.pool:

@@ -85,14 +85,6 @@ def no_stream(_context: Any, _name: str) -> None:
     """Replaces `RuntimeContext.get_stream`, which makes a CUDA stream whatever the device."""
 
 
-def embeds(result: dict[str, Any], runner: Any, batch: Any, *_: Any, **__: Any) -> dict[str, Any]:
-    """After `ModelRunner._extend_forward_kwargs`, which rounds given embeddings to bfloat16 and lets the model write
-    into the caller's tensor."""
-    if batch.input_embeds is not None:
-        result["input_embeds"] = batch.input_embeds.to(runner.dtype, copy=True)
-    return result
-
-
 def hooks() -> list[tuple[str, str, Callable[..., Any]]]:
     return [
         ("sglang.srt.layers.rotary_embedding.factory.get_rope_cpu", "AROUND", rope),
@@ -102,7 +94,6 @@ def hooks() -> list[tuple[str, str, Callable[..., Any]]]:
         ("sglang.srt.constrained.xgrammar_backend.XGrammarGrammar.apply_vocab_mask", "AROUND", token_mask),
         ("sglang.srt.constrained.xgrammar_backend.XGrammarGrammarBackend.apply_vocab_mask", "AROUND", token_mask),
         ("sglang.srt.runtime_context.RuntimeContext.get_stream", "REPLACE", no_stream),
-        ("sglang.srt.model_executor.model_runner.ModelRunner._extend_forward_kwargs", "AFTER", embeds),
     ]
 
 

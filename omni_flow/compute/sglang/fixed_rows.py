@@ -2,41 +2,32 @@
 
 A denoise step is such a forward. Its rows stand behind a cached context of tokens, see all of it and, where their flag
 says so, each other in both directions; a row that is causal sees the rows before it only. The context is found in the
-prefix cache like any prompt, and its pages are shared; the rows' pages belong to the session until it closes and are
-never shared. Steps of several sessions that are there at once run as one forward, between two steps of SGLang's loop.
+prefix cache like any prompt, what of it is missing is computed by SGLang like any prefill, and its pages are shared;
+the rows' pages belong to the session until it closes and are never shared. Steps of several sessions that are there at
+once run as one forward (`rows_forward.py`), between two steps of SGLang's loop.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from omni_flow.compute.errors import BadRequest, EngineFull
 from omni_flow.compute.prefix import PageChain, match_end
 from omni_flow.compute.sglang.allocator import own_pages
-from omni_flow.compute.sglang.step_hook import token_embedding
+from omni_flow.compute.sglang.rows_forward import RowsForward
+from omni_flow.compute.sglang.rows_inputs import batches
 from omni_flow.compute.sglang.takeover import current
 from omni_flow.compute.sglang.wire import FixedOpen, FixedOpened, FixedOut, FixedStep, Media
 from omni_flow.data.identity import MediaDigest, MediaSpan
 
-
-def causal_flags(forward_batch: Any) -> list[list[bool]] | None:
-    """Per request of a marked batch a flag for each of its fixed rows, the last of its new ones; None for others."""
-    flags: list[list[bool]] | None = getattr(forward_batch, "omni_causal", None)
-    return flags
-
-
-def carry_flags(loaded: Any, _runner: Any, forward_batch: Any, *_: Any, **__: Any) -> Any:
-    """After `EagerRunner.load_batch`, which makes a new batch of the declared fields."""
-    loaded.omni_causal = causal_flags(forward_batch)
-    return loaded
-
-
-def hooks() -> list[tuple[str, str, Callable[..., Any]]]:
-    return [("sglang.srt.model_executor.runner.eager_runner.EagerRunner.load_batch", "AFTER", carry_flags)]
+if TYPE_CHECKING:
+    import torch
 
 
 class Session:
@@ -45,17 +36,17 @@ class Session:
     Args:
         request: SGLang's request that stands for context and rows.
         context: tokens before the rows.
-        media: embeddings in the context.
+        written: tokens whose KV is there.
     """
 
-    __slots__ = ("context", "media", "request", "rows", "written")
+    __slots__ = ("context", "places", "request", "rows", "written")
 
-    def __init__(self, request: Any, context: int, rows: int, media: Sequence[Media]) -> None:
+    def __init__(self, request: Any, context: int, rows: int, written: int) -> None:
         self.request = request
         self.context = context
         self.rows = rows
-        self.media = media
-        self.written = 0  # tokens whose KV is there
+        self.written = written
+        self.places: torch.Tensor  # see `rows_inputs.Placed`
 
     @property
     def held(self) -> int:
@@ -68,13 +59,14 @@ class FixedRows:
 
     Args:
         scheduler: SGLang's, started.
+        graph: see `RowsForward`.
     """
 
-    def __init__(self, scheduler: Any) -> None:
+    def __init__(self, scheduler: Any, graph: bool) -> None:
         self.scheduler = scheduler
         self.runner = scheduler.tp_worker.model_runner
+        self.forward = RowsForward(self.runner, graph)
         self.sessions: dict[int, Session] = {}
-        self._batches: dict[tuple[int, ...], Any] = {}
 
     @property
     def held_pages(self) -> int:
@@ -123,21 +115,23 @@ class FixedRows:
         request.full_untruncated_fill_ids = request.origin_input_ids
         request.logprob_start_len = -1
         request.kv_committed_len = 1  # SGLang asks that a request with a row has something in it
-        session = Session(request, context, asked.rows, asked.media)
-        session.written = node.depth * size
+        if asked.media:
+            request.positional_embed_overrides = embeddings(asked.media)
+        session = Session(request, context, asked.rows, node.depth * size)
         self.sessions[asked.number] = session
-        self._write_slots(session)
+        self._write_places(session)
         return FixedOpened(asked.number, session.written)
 
-    def _write_slots(self, session: Session) -> None:
-        """The places of all tokens and rows in SGLang's table."""
+    def _write_places(self, session: Session) -> None:
+        """Where all tokens and rows lie, for the rows and in SGLang's table."""
         import torch
 
         size, request = current().page_size, session.request
         pages = np.asarray([*request.last_node.chain(), *own_pages(request)], np.int64)
         positions = np.arange(session.context + session.rows)
-        slots = torch.from_numpy(pages[positions // size] * size + positions % size).to(self.runner.device, torch.int32)
-        self.scheduler.req_to_token_pool.req_to_token[request.req_pool_idx, : len(positions)] = slots
+        places = torch.from_numpy(pages[positions // size] * size + positions % size).to(self.runner.device)
+        self.scheduler.req_to_token_pool.req_to_token[request.req_pool_idx, : len(positions)] = places.to(torch.int32)
+        session.places = places
 
     def check(self, step: FixedStep) -> None:
         """
@@ -154,70 +148,59 @@ class FixedRows:
             )
 
     def step(self, steps: Sequence[FixedStep]) -> list[FixedOut]:
-        """One forward over the rows of these sessions, all checked."""
+        """A forward over the rows of these sessions, all checked; several where they are too many for one."""
+        with self._behind_the_last_batch():
+            self._write_contexts([self.sessions[step.number] for step in steps])
+            out: list[FixedOut] = []
+            for some in batches([self.sessions[step.number].rows for step in steps]):
+                out += self._step(steps[some])
+            return out
+
+    def _step(self, steps: Sequence[FixedStep]) -> list[FixedOut]:
         import torch
 
         sessions = [self.sessions[step.number] for step in steps]
-        embeds, flags = [], []
-        for step, session in zip(steps, sessions, strict=True):
-            rows = torch.frombuffer(bytearray(step.rows), dtype=torch.float32).view(session.rows, -1)
-            if session.written < session.context:
-                embeds.append(self._context_rows(session))
-            embeds.append(rows.to(self.runner.device, self.runner.dtype))
-            flags.append([bool(f) for f in step.causal] if step.causal else [False] * session.rows)
-        hidden = self._forward(tuple(step.number for step in steps), sessions, torch.cat(embeds), flags)
-        out, at = [], 0
-        for step, session in zip(steps, sessions, strict=True):
-            at += session.context - session.written
-            out.append(FixedOut(step.number, hidden[at : at + session.rows].numpy().tobytes()))
-            at += session.rows
-        for session in sessions:
-            if session.written < session.context:
-                self._context_done(session)
-        return out
+        given = [torch.frombuffer(bytearray(step.rows), dtype=torch.float32) for step in steps]
+        rows = torch.cat(given).view(-1, self.runner.model_config.hidden_size)
+        causal = [step.causal or bytes(session.rows) for step, session in zip(steps, sessions, strict=True)]
+        hidden = self.forward.run(sessions, rows, causal).numpy()
+        ends = list(accumulate(session.rows for session in sessions))
+        parts = np.split(hidden, ends[:-1])
+        return [FixedOut(step.number, part.tobytes()) for step, part in zip(steps, parts, strict=True)]
 
-    def _context_rows(self, session: Session) -> Any:
-        """Embeddings of the context's tokens that are not cached."""
+    def _behind_the_last_batch(self) -> AbstractContextManager[None]:
+        """With overlap, SGLang's forwards have a stream of their own, and the last one may still run."""
+        scheduler = self.scheduler
+        if not scheduler.enable_overlap:
+            return nullcontext()
+        scheduler.forward_stream.wait_stream(scheduler.schedule_stream)
+        stream: AbstractContextManager[None] = scheduler.forward_stream_ctx
+        return stream
+
+    def _write_contexts(self, sessions: Sequence[Session]) -> None:
+        """Compute what is missing of contexts, as a prefill, and publish their full pages."""
         import torch
+        from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
-        ids = torch.tensor(session.request.origin_input_ids[session.written : session.context])
-        rows = token_embedding(self.runner.model)(ids.to(self.runner.device)).clone()
-        for media in session.media:
-            given = torch.frombuffer(bytearray(media.rows), dtype=torch.float32).view(media.length, -1)
-            start = max(media.start, session.written)
-            if start < media.start + media.length:
-                place = slice(start - session.written, media.start + media.length - session.written)
-                rows[place] = given[start - media.start :].to(rows)
-        return rows
-
-    def _forward(self, key: tuple[int, ...], sessions: list[Session], embeds: Any, flags: list[list[bool]]) -> Any:
-        """Hidden states of all new rows, float32 on the CPU."""
-        import torch
-        from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
-
-        batch = self._batches.get(key)
-        if batch is None:
-            batch = self._batch(sessions)
-            if all(session.written == session.context for session in sessions):
-                self._batches[key] = batch
-        forward = ForwardBatch.init_new(
-            batch, self.runner, capture_hidden_mode=CaptureHiddenMode.FULL, return_hidden_states_before_norm=False
-        )
-        forward.input_embeds, forward.omni_causal = embeds, flags
+        new = [session for session in sessions if session.written < session.context]
+        if not new:
+            return
+        batch = self._prefill(new)
         with torch.inference_mode():
-            return self.runner.forward(forward).logits_output.hidden_states.float().cpu()
+            self.runner.forward(ForwardBatch.init_new(batch, self.runner, return_hidden_states_before_norm=False))
+        torch.get_device_module(self.runner.device).synchronize()  # nobody may find a page that is not written yet
+        for session in new:
+            self._publish(session)
 
-    def _batch(self, sessions: list[Session]) -> Any:
-        """SGLang's batch of the rows that are not written for good."""
+    def _prefill(self, sessions: Sequence[Session]) -> Any:
+        """SGLang's batch of what is missing of these contexts."""
         from sglang.srt.managers.schedule_batch import ScheduleBatch
         from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
         scheduler = self.scheduler
-        table = scheduler.req_to_token_pool.req_to_token
         for session in sessions:
-            request = session.request
-            request.prefix_indices = table[request.req_pool_idx, : session.written].long()
-            request.set_extend_range(session.written, session.context + session.rows)
+            session.request.prefix_indices = session.places[: session.written]
+            session.request.set_extend_range(session.written, session.context)
         batch = ScheduleBatch.init_new(
             reqs=[session.request for session in sessions],
             req_to_token_pool=scheduler.req_to_token_pool,
@@ -233,8 +216,8 @@ class FixedRows:
             batch.prefill_input_ids_cpu = None
         return batch
 
-    def _context_done(self, session: Session) -> None:
-        """The context is computed: its full pages are published."""
+    def _publish(self, session: Session) -> None:
+        """The context is computed: whoever asks for its full pages finds them."""
         request, book = session.request, current().book
         tree: Any = self.scheduler.tree_cache
         node = tree.seal_prefix(request, request.origin_input_ids, session.context)
@@ -242,7 +225,7 @@ class FixedRows:
         book.unlock(request.last_node)
         request.last_node = node
         session.written = session.context
-        self._write_slots(session)
+        self._write_places(session)
 
     def close(self, number: int) -> None:
         """Give everything of a session back."""
@@ -250,8 +233,17 @@ class FixedRows:
         if session is None:
             return
         request, book = session.request, current().book
-        self._batches = {key: batch for key, batch in self._batches.items() if number not in key}
         book.give(own_pages(request))
         own_pages(request).clear()
         book.unlock(request.last_node)
         self.scheduler.req_to_token_pool.free(request)
+
+
+def embeddings(media: Sequence[Media]) -> Any:
+    """Embeddings in a context, as SGLang's prefill takes them."""
+    import torch
+    from sglang.srt.managers.embed_types import PositionalEmbeds
+
+    rows = [torch.frombuffer(bytearray(span.rows), dtype=torch.float32).view(span.length, -1) for span in media]
+    places = [span.start + at for span in media for at in range(span.length)]
+    return PositionalEmbeds(embeds=torch.cat(rows), positions=places)

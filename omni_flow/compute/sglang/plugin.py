@@ -17,8 +17,8 @@ from omni_flow.compute.sglang import (
     buffers,
     cache,
     cpu_fixes,
-    fixed_rows,
     shared_weights,
+    step_hook,
     tail_graph,
     takeover,
 )
@@ -41,8 +41,9 @@ def hooks() -> list[tuple[str, str, Callable[..., Any]]]:
         ("sglang.srt.model_loader.loader.get_model_loader", "AROUND", shared_weights.wrap_loader),
         (OUTPUT + ".stream_output", "BEFORE", cache.begin_sealing),
         *batch_sampling.hooks(),
-        *fixed_rows.hooks(),
     ]
+    if takeover.current().step_hook:
+        table += step_hook.hooks()
     if takeover.current().cpu:
         table += cpu_fixes.hooks()
     else:

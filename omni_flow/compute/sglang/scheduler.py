@@ -19,6 +19,7 @@ import numpy as np
 from omni_flow.compute.errors import ComputeError
 from omni_flow.compute.prefix import PageChain, marks
 from omni_flow.compute.sglang import step_hook
+from omni_flow.compute.sglang.fixed_rows import embeddings
 from omni_flow.compute.sglang.pagesource import PoolPages
 from omni_flow.compute.sglang.takeover import current
 from omni_flow.compute.sglang.wire import (
@@ -108,16 +109,8 @@ def sampling_params(message: Generate) -> Any:
 
 def to_sglang(message: Generate) -> Any:
     """The request as SGLang's front would send it."""
-    from sglang.srt.managers.embed_types import PositionalEmbeds
     from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
 
-    overrides = None
-    if message.media:
-        import torch
-
-        rows = [torch.frombuffer(bytearray(m.rows), dtype=torch.float32).view(m.length, -1) for m in message.media]
-        places = [m.start + i for m in message.media for i in range(m.length)]
-        overrides = PositionalEmbeds(embeds=list(torch.cat(rows)), positions=places)
     logprobs = message.sampling.logprobs
     return TokenizedGenerateReqInput(
         rid=rid_of(message.number),
@@ -133,7 +126,7 @@ def to_sglang(message: Generate) -> Any:
         token_ids_logprob=None,
         stream=True,
         priority=message.priority,
-        positional_embed_overrides=overrides,
+        positional_embed_overrides=embeddings(message.media) if message.media else None,
     )
 
 

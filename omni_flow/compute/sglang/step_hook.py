@@ -6,10 +6,13 @@ forward reads it from there, so a captured graph reads it as well.
 
 from __future__ import annotations
 
+import functools
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 from omni_flow.compute.errors import EngineFailed
+from omni_flow.compute.sglang.takeover import current
 from omni_flow.compute.steps import StepHook, StepRow
 
 
@@ -90,24 +93,29 @@ def token_embedding(model: Any) -> Any:
     return found[0]
 
 
-def put_in(where: str, runner: Any) -> Steps:
-    """Make the hook named by `module:name` for a loaded model, and let the model's decode steps read its embeddings."""
-    module, _, name = where.partition(":")
+def put_in(runner: Any, *_: Any, **__: Any) -> None:
+    """Hook before `ModelRunner.init_cuda_graphs`: make the step hook for the loaded model, and let the model's decode
+    steps, which are captured next, read its embeddings."""
+    module, name = current().step_hook.split(":")
     make: Any = importlib.import_module(module)
     for part in name.split("."):
         make = getattr(make, part)
     model = runner.model
     rows = runner.req_to_token_pool.req_to_token.shape[0]
-    steps = Steps(make(model), rows, runner.model_config.hidden_size, runner.dtype, runner.device)
+    current().steps = steps = Steps(make(model), rows, runner.model_config.hidden_size, runner.dtype, runner.device)
     original, embed = model.forward, token_embedding(model)
 
+    @functools.wraps(original)
     def forward(input_ids: Any, positions: Any, forward_batch: Any, *more: Any, **named: Any) -> Any:
         if forward_batch.forward_mode.is_decode() and named.get("input_embeds") is None:
             named["input_embeds"] = steps.inputs(embed, input_ids, forward_batch.req_pool_indices)
         return original(input_ids, positions, forward_batch, *more, **named)
 
     model.forward = forward
-    return steps
+
+
+def hooks() -> list[tuple[str, str, Callable[..., Any]]]:
+    return [("sglang.srt.model_executor.model_runner.ModelRunner.init_cuda_graphs", "BEFORE", put_in)]
 
 
 def begin(steps: Steps, request: Any, asked: dict[str, Any]) -> None:

@@ -29,7 +29,6 @@ def fits(runner: Any, batch: Any) -> bool:
         and batch.input_embeds is None
         and batch.replace_embeds is None
         and batch.spec_info is None
-        and getattr(batch, "omni_causal", None) is None
     )
 
 

@@ -36,7 +36,8 @@ class Takeover:
         tail_graph: short extends run as rows of a captured decode step.
         weights: the weights shared with other engines (`shared_weights.SharedWeights`); None: of this engine alone.
         fixed: the fixed-row sessions (`fixed_rows.FixedRows`), once the scheduler is there.
-        steps: the step hook (`step_hook.Steps`), if there is one.
+        step_hook: `module:name` of what makes the step hook; "": there is none.
+        steps: the step hook (`step_hook.Steps`), once the model is there.
     """
 
     book: PageBook
@@ -47,6 +48,7 @@ class Takeover:
     arena_pages: int = 0
     batch: Any = None
     rule: MatchRule = anywhere
+    step_hook: str = ""
     steps: Any = None
     fixed: Any = None
     loader: Loader | None = None
@@ -54,7 +56,16 @@ class Takeover:
     weights: Any = None
     tail_graph: bool = False
     pool_page_bytes: int = 0
-    counters: dict[str, int] = field(default_factory=lambda: {"hit_tokens": 0, "sealed": 0, "replaced": 0})
+    counters: dict[str, int] = field(
+        default_factory=lambda: {
+            "hit_tokens": 0,
+            "sealed": 0,
+            "replaced": 0,
+            "row_sizes": 0,
+            "row_forwards": 0,
+            "row_us": 0,
+        }
+    )
     _roots: dict[bytes, PageHash] = field(default_factory=dict)
 
     def root_of(self, tenant: bytes) -> PageHash:

@@ -18,7 +18,7 @@ import msgspec
 from omni_flow.compute.checkpoint import check_tensors, checkpoint_revision, read_config
 from omni_flow.compute.errors import BadRequest, ComputeError
 from omni_flow.compute.kv_layout import kv_layout
-from omni_flow.compute.sglang import plugin, step_hook, takeover
+from omni_flow.compute.sglang import plugin, takeover
 from omni_flow.compute.sglang.config import EngineConfig, server_arguments
 from omni_flow.compute.sglang.keeper import Keeper
 from omni_flow.compute.sglang.loading import Loader
@@ -150,6 +150,7 @@ def start(config: EngineConfig, inlet: Inlet) -> Any:
     mine = _takeover(config)
     mine.rule = family.rule
     mine.tail_graph = config.tail_graph
+    mine.step_hook = config.step_hook
     takeover.install(mine)
     plugin.check_versions()
     load_plugins()
@@ -168,11 +169,11 @@ def start(config: EngineConfig, inlet: Inlet) -> Any:
     kind.inlet = inlet
     scheduler = kind(arguments, PortArgs.init_new(arguments), 0, 0, 0, 0, 0, 0, None)
     plugin.verify(scheduler)
-    mine.fixed = FixedRows(scheduler)
+    mine.fixed = FixedRows(scheduler, graph=config.device == "cuda" and config.rows_graph)
+    for rows in config.rows_at_start:
+        mine.fixed.forward.prepare(rows)
     if config.device == "cuda":
         mine.book.fence = device_fence(scheduler)
-    if config.step_hook:
-        mine.steps = step_hook.put_in(config.step_hook, scheduler.tp_worker.model_runner)
     return scheduler
 
 
