@@ -368,8 +368,11 @@ class TempPool:
     # -- the end of things --------------------------------------------------------------------------------------
 
     def close(self, session: int, now: float) -> Iterator[None]:
-        """A client has gone: its shares go back, unpublished slots are free, published ones become orphans. So do those
-        it has forwarded: whether the readers it meant will ever adopt them nobody knows.
+        """A client has gone: its shares go back, unpublished slots are free, published ones become orphans.
+
+        What it has forwarded stays with a producer that lives and has not settled it: that one says when nobody comes
+        any more, also for the readers of the same request that the dead one meant. Where there is none, those readers
+        have `orphan_s`: their messages may be under way.
         """
         account = self.accounts.get(session)
         if account is None:
@@ -384,7 +387,7 @@ class TempPool:
             forwarded = slot.forwards is not None and slot.forwards.pop(session, 0) > 0
             if slot.owner == session and self._shares(slot) < 0:
                 self._free(slot)
-            elif slot.owner == session or forwarded:
+            elif slot.owner == session or (forwarded and not slot.owner):
                 self._orphan(slot, now + self.orphan_s)
                 self.counters["orphaned"] += 1
             if not done % 512:

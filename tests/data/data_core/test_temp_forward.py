@@ -146,6 +146,79 @@ def test_a_forwarder_killed_between_two_steps_takes_nothing_from_others_and_leav
     all_free(server)
 
 
+def test_what_a_dead_forwarders_readers_never_took_goes_when_the_producer_settles(
+    manager: Make, puppet: Callable[[str], Puppet]
+) -> None:
+    server = manager(**TEMP, orphan_s=3600)
+    with server.client() as client:
+        temp = TempClient(client)
+        ref = temp.put(np.full(MIB, 5, np.uint8), consumers=2)
+        direct = temp.adopt(ref)
+        doll = puppet(server.path)
+        doll.do(f"raw = {encode_ref(ref)!r}")
+        for line in STEPS:
+            doll.do(line)
+        doll.kill()
+        server.settle()
+        direct.release()
+        temp.flush()
+        late = temp.adopt(ref)
+        temp.settle([ref])
+        temp.flush()
+        assert (late.numpy() == 5).all()
+        assert late.valid()
+        late.release()
+        temp.trim()
+        all_free(server)
+
+
+def test_a_dead_forwarder_costs_the_readers_of_a_living_producer_nothing_however_late_they_come(
+    manager: Make, puppet: Callable[[str], Puppet]
+) -> None:
+    server = manager(**TEMP, orphan_s=0.05)
+    with server.client() as client:
+        temp = TempClient(client)
+        ref = temp.put(np.full(MIB, 5, np.uint8), consumers=2)
+        doll = puppet(server.path)
+        doll.do(f"raw = {encode_ref(ref)!r}")
+        for line in STEPS:
+            doll.do(line)
+        doll.kill()
+        server.settle()
+        assert not client.wait_end(0.5)
+        late = temp.adopt(ref)
+        assert (late.numpy() == 5).all()
+        assert late.valid()
+
+
+@pytest.mark.parametrize("orphan_s", [0.2, 3600])
+def test_messages_of_a_dead_forwarder_whose_producer_has_settled_are_good_for_a_while(
+    orphan_s: float, manager: Make, puppet: Callable[[str], Puppet]
+) -> None:
+    server = manager(**TEMP, orphan_s=orphan_s)
+    with server.client() as client:
+        temp = TempClient(client)
+        ref = temp.put(np.full(MIB, 5, np.uint8))
+        doll = puppet(server.path)
+        doll.do(f"raw = {encode_ref(ref)!r}")
+        doll.do(STEPS[0])
+        temp.settle([ref])
+        temp.flush()
+        for line in STEPS[1:]:
+            doll.do(line)
+        doll.kill()
+        server.settle()
+        if orphan_s < 1:
+            all_free(server)
+            with pytest.raises(StaleDescriptor):
+                temp.adopt(ref)
+        else:
+            assert not client.wait_end(1.5)
+            got = temp.adopt(ref)
+            assert (got.numpy() == 5).all()
+            assert got.valid()
+
+
 @pytest.mark.parametrize("step", range(1, len(STEPS) + 1))
 def test_a_producer_killed_after_the_forwarding_changes_nothing_for_the_readers(
     step: int, manager: Make, puppet: Callable[[str], Puppet]
