@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import xxhash
@@ -15,51 +15,87 @@ from numpy.typing import DTypeLike, NDArray
 from omni_flow.control.plan import Path
 
 
+class Facts(Protocol):
+    """What an activation tells its context; most activations are not asked for most of it. Any thread."""
+
+    def path(self) -> str:
+        """Where it is, for people."""
+
+    def seed(self) -> int:
+        """See `seed_for`."""
+
+    def params(self) -> SimpleNamespace:
+        """The snapshot of the request."""
+
+    def iteration(self) -> tuple[int, bool]:
+        """The number of the innermost loop iteration around it, and whether it is the last one allowed."""
+
+    def progress(self, fraction: float, note: str) -> None:
+        """See `Context.progress`."""
+
+    def prefix(self, pool: str, marks: Sequence[tuple[int, bytes]]) -> None:
+        """See `Context.prefix`."""
+
+
 class Context:
     """One activation as role code sees it. Safe to read from any thread.
 
     `session`, `request`: ids. `tenant`: the salt of the caller's cached data (empty: there is one caller).
-    `params`: the snapshot of the request, by attribute (`ctx.params.voice`). `seed`: 63 bits, the same whenever this
-    activation of this request runs. `iteration`, `last_iteration`: of the innermost loop around it.
     `data`: the memory manager's client, if the deployment has one.
     """
 
-    __slots__ = ("_cancelled", "_deadline", "_emit_prefix", "_emit_progress", "data", "interface", "iteration",
-                 "last_iteration", "log", "params", "path", "request", "seed", "session", "tenant")  # fmt: skip
+    __slots__ = ("_cancelled", "_deadline", "_facts", "_params", "data", "interface", "log", "request", "session",
+                 "tenant")  # fmt: skip
 
     def __init__(
         self,
+        facts: Facts,
         *,
         interface: str,
-        path: str,
         request: str,
         session: str | None,
-        params: SimpleNamespace,
-        seed: int,
-        iteration: int = 0,
-        last_iteration: bool = False,
-        deadline: float | None = None,
-        data: Any = None,
-        log: logging.Logger | None = None,
-        progress: Callable[[float, str], None] | None = None,
-        prefix: Callable[[str, Sequence[tuple[int, bytes]]], None] | None = None,
-        tenant: str = "",
+        deadline: float | None,
+        data: Any,
+        log: logging.Logger,
+        tenant: str,
     ) -> None:
         self.interface = interface
-        self.path = path
         self.request = request
         self.session = session
         self.tenant = tenant
-        self.params = params
-        self.seed = seed
-        self.iteration = iteration
-        self.last_iteration = last_iteration
         self.data = data
-        self.log = log or logging.getLogger("omni_flow.role")
+        self.log = log
         self._deadline = deadline
-        self._emit_progress = progress
-        self._emit_prefix = prefix
+        self._facts = facts
+        self._params: SimpleNamespace | None = None
         self._cancelled = False
+
+    @property
+    def params(self) -> SimpleNamespace:
+        """The snapshot of the request, by attribute (`ctx.params.voice`)."""
+        if self._params is None:
+            self._params = self._facts.params()
+        return self._params
+
+    @property
+    def path(self) -> str:
+        """Which activation of the interface this is, for people."""
+        return self._facts.path()
+
+    @property
+    def seed(self) -> int:
+        """63 bits, the same whenever this activation of this request runs."""
+        return self._facts.seed()
+
+    @property
+    def iteration(self) -> int:
+        """Of the innermost loop around this activation, from 0."""
+        return self._facts.iteration()[0]
+
+    @property
+    def last_iteration(self) -> bool:
+        """Whether no further iteration of that loop is allowed."""
+        return self._facts.iteration()[1]
 
     @property
     def cancelled(self) -> bool:
@@ -87,8 +123,7 @@ class Context:
 
     def progress(self, fraction: float, note: str = "") -> None:
         """Say how far this activation is (0 to 1); the last note stands in the timeline of the request."""
-        if self._emit_progress is not None:
-            self._emit_progress(fraction, note)
+        self._facts.progress(fraction, note)
 
     def prefix(self, pool: str, marks: Sequence[tuple[int, bytes]]) -> None:
         """Say which KV pages the inputs of this activation became, for the `cache_aware` balance.
@@ -97,8 +132,7 @@ class Context:
             pool: of the memory manager.
             marks: (tokens up to there, key of the page that ends there) at some places of the prompt, in order.
         """
-        if self._emit_prefix is not None:
-            self._emit_prefix(pool, marks)
+        self._facts.prefix(pool, marks)
 
 
 def seed_for(request_seed: int, interface: str, path: Path) -> int:
@@ -107,4 +141,4 @@ def seed_for(request_seed: int, interface: str, path: Path) -> int:
     return xxhash.xxh3_64_intdigest(key.encode()) >> 1
 
 
-__all__ = ["Context", "seed_for"]
+__all__ = ["Context", "Facts", "seed_for"]

@@ -70,12 +70,28 @@ class Running:
         """Who shares its call in a thread, itself among them."""
         self.note = ""
 
+    # ---- what its context is asked; see `Facts` --------------------------------------------------------------
+
+    def path(self) -> str:
+        return self.party.node.plan.show(self.activation.interface.scope, self.activation.path)
+
+    def seed(self) -> int:
+        return seed_for(self.party.info.seed, self.activation.interface.name, self.activation.path)
+
+    def params(self) -> SimpleNamespace:
+        return SimpleNamespace(**self.party.info.params)
+
+    def iteration(self) -> tuple[int, bool]:
+        return self.party.replica.iteration(self.activation.interface, self.activation)
+
     def progress(self, fraction: float, note: str) -> None:
         """Keep what role code said last; the timeline shows it."""
         self.note = note
 
     def prefix(self, pool: str, marks: Sequence[tuple[int, bytes]]) -> None:
-        """Tell the gateway. Any thread."""
+        """Tell the gateway, if it balances by what replicas have cached."""
+        if self.party.replica.role.spec.balance != "cache_aware":
+            return
         try:
             asyncio.get_running_loop()
         except RuntimeError:  # in a worker thread
@@ -288,24 +304,16 @@ class Execution:
     def context(self, running: Running) -> Context:
         """The `ctx` of an activation."""
         if running.context is None:
-            party, activation = running.party, running.activation
-            interface = activation.interface
-            iteration, last = self.replica.iteration(interface, activation)
+            party = running.party
             running.context = Context(
-                interface=interface.name,
-                path=self.node.plan.show(interface.scope, activation.path),
+                running,
+                interface=running.activation.interface.name,
                 request=f"{party.info.gateway}/{party.info.number}",
                 session=party.info.session,
                 tenant=party.info.tenant,
-                params=SimpleNamespace(**party.info.params),
-                seed=seed_for(party.info.seed, interface.name, activation.path),
-                iteration=iteration,
-                last_iteration=last,
                 deadline=party.deadline,
                 data=self.replica.data,
                 log=self.replica.log,
-                progress=running.progress,
-                prefix=running.prefix if self.replica.role.spec.balance == "cache_aware" else None,
             )
         return running.context
 
