@@ -27,18 +27,22 @@ from omni_flow.refs import ABSENT, KVRef, TensorRef
 SPILL_BYTES: Final = 8192
 """Arrays above this many bytes are offered to `spill`."""
 
-Spill = Callable[[Any], TensorRef | None]
-"""Puts a numpy array or torch tensor elsewhere and says where; None: leave it in the message."""
-Fetch = Callable[[TensorRef, bool], Any]
-"""The array behind a reference; the bool says that it was a torch tensor."""
+Spill = Callable[[Any], int | None]
+"""Puts a numpy array or torch tensor elsewhere and says under which number; None: leave it in the message."""
+Fetch = Callable[[int, bool], Any]
+"""The array of a number; the bool says that it was a torch tensor. Raises `ArrayError` if there is none."""
 
-_NUMPY, _TORCH, _NUMPY_REF, _TORCH_REF, _KV = 1, 2, 3, 4, 5
+_NUMPY, _TORCH, _REF, _KV, _NUMPY_SPILLED, _TORCH_SPILLED = 1, 2, 3, 5, 6, 7
 _ATOMS: Final = frozenset({str, bytes, bool, int, type(None)})
 _FLOATS: Final = frozenset({float})
 _KEYS: Final = frozenset({str, int})
 _EXT32: Final = struct.Struct(">BIb")
+_NUMBER: Final = struct.Struct(">I")
 _encode_ref: Final = Encoder().encode
 _decode_ref: Final = Decoder(TensorRef).decode
+
+ONE_ARRAY: Final = Encoder().encode(Ext(_NUMPY_SPILLED, _NUMBER.pack(0)))
+"""The payload that is one spilled numpy array and nothing else, as it mostly is."""
 
 
 class NotSerialisable(TypeError):
@@ -59,10 +63,7 @@ class _Refused(ValueError):
 
 
 class Codec:
-    """Encodes and decodes payloads. `spill` and `fetch` are how a data plane takes large arrays out of messages.
-
-    Without `fetch` a reference stays a `TensorRef`.
-    """
+    """Encodes and decodes payloads. `spill` and `fetch` are how a data plane takes large arrays out of messages."""
 
     def __init__(self, spill: Spill | None = None, fetch: Fetch | None = None) -> None:
         self._spill = spill
@@ -119,32 +120,35 @@ class Codec:
 
     def _array(self, value: Any, torch: bool) -> bytes:
         """A whole payload that is one array: header and elements joined in one copy."""
-        ref = self._spilled(value, torch)
-        if ref is not None:
-            return self._encode(ref)
+        spilled = self._spilled(value, torch)
+        if spilled is not None:
+            return self._encode(spilled)
         head, raw = arrays.pack(value, _EXT32.size)
         return b"".join((_EXT32.pack(0xC9, len(head) + len(raw), _TORCH if torch else _NUMPY), head, raw))
 
     def _spilled(self, value: Any, torch: bool) -> Ext | None:
         if self._spill is None or value.nbytes <= SPILL_BYTES:
             return None
-        ref = self._spill(value)
-        return None if ref is None else Ext(_TORCH_REF if torch else _NUMPY_REF, _encode_ref(ref))
+        number = self._spill(value)
+        return None if number is None else Ext(_TORCH_SPILLED if torch else _NUMPY_SPILLED, _NUMBER.pack(number))
 
     def _foreign(self, value: Any) -> Any:
         """What msgspec asks for each value that it doesn't know."""
         torch = arrays.is_torch(value)
         if not torch and not isinstance(value, np.ndarray):
             return _plain(value)
-        ref = self._spilled(value, torch)
-        return Ext(_TORCH if torch else _NUMPY, b"".join(arrays.pack(value, 0))) if ref is None else ref
+        spilled = self._spilled(value, torch)
+        return Ext(_TORCH if torch else _NUMPY, b"".join(arrays.pack(value, 0))) if spilled is None else spilled
 
     def _extension(self, code: int, data: memoryview) -> Any:
         if code in (_NUMPY, _TORCH):
             return arrays.unpack(data, code == _TORCH)
-        if code in (_NUMPY_REF, _TORCH_REF):
-            ref = _decode_ref(data)
-            return ref if self._fetch is None else self._fetch(ref, code == _TORCH_REF)
+        if code in (_NUMPY_SPILLED, _TORCH_SPILLED):
+            if self._fetch is None or len(data) != _NUMBER.size:
+                raise ArrayError("a reference to an array that is not here")
+            return self._fetch(_NUMBER.unpack(data)[0], code == _TORCH_SPILLED)
+        if code == _REF:
+            return _decode_ref(data)
         if code == _KV:
             return msgspec.msgpack.decode(data, type=KVRef)
         raise ArrayError(f"unknown extension {code}")
@@ -169,7 +173,7 @@ class Codec:
         if kind is KVRef:
             return Ext(_KV, msgspec.msgpack.encode(value))
         if kind is TensorRef:
-            return Ext(_NUMPY_REF, _encode_ref(value))
+            return Ext(_REF, _encode_ref(value))
         if is_record(kind):
             _need_declared(value, type_)
             return self._checked_record(value)

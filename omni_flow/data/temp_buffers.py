@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     import torch
 
 BATCH: Final = 64
-RING_BYTES: Final = 64 << 20
-"""So many shares, or so much memory, come back before the server is told unasked: waking it costs a hop on few cores
-40 µs and more. Whoever runs low of slots, or waits for room, makes it look earlier."""
+_RING_PART: Final = 4
+"""So many shares, or such a part of the pool, come back before the server is told unasked: waking it costs a hop on few
+cores 40 µs and more. Whoever runs low of slots, or waits for room, makes it look earlier, and at all ledgers."""
 _MAGAZINE_BYTES: Final = 8 << 20
 _MAGAZINE_LEAST: Final = 4
 _HELD_BASE: Final = OWNED * CELLS
@@ -51,6 +51,20 @@ _HELD_END: Final = FORWARDS_AT * CELLS
 
 _Slot = tuple[int, int, int, int]
 """Entry, slot, generation, size."""
+
+
+class _Stock:
+    """The slots of one size: those that lie ready, the warmest last, and those that are out, the latest last.
+
+    `used`: asked for since the last drain.
+    """
+
+    __slots__ = ("magazine", "published", "used")
+
+    def __init__(self) -> None:
+        self.magazine: list[_Slot] = []
+        self.published: deque[_Slot] = deque()
+        self.used = False
 
 
 class Maps(NamedTuple):
@@ -111,8 +125,14 @@ class Share:
     @property
     def __array_interface__(self) -> dict[str, Any]:
         ref = self.ref
-        at = self._living().reader_address + ref.offset
-        return {"version": 3, "shape": ref.shape, "typestr": _typestr(ref.dtype), "data": (at, True)}
+        owner = self._owner or self._living()
+        at = owner.reader_address + ref.offset
+        typestr = _typestrs.get(ref.dtype) or _typestr(ref.dtype)
+        return {"version": 3, "shape": ref.shape, "typestr": typestr, "data": (at, True)}
+
+    def array(self, torch: bool) -> NDArray[Any] | torch.Tensor:
+        """`torch()` or `numpy()`, as the producer had it."""
+        return self.torch() if torch else np.asarray(self)
 
     def view(self) -> memoryview:
         """The bytes, read-only; valid until `release`."""
@@ -146,7 +166,9 @@ class Share:
             owner.give(self._entry, self.ref.nbytes)
 
     def __del__(self) -> None:
-        self.release()
+        owner = self._owner
+        if owner is not None:
+            owner.give(self._entry, self.ref.nbytes)
 
 
 class _Bytes:
@@ -193,11 +215,11 @@ class TempBuffers:
         self._generations = maps.generations.view(0, maps.generations.size // 4 * 4).cast("I")
         self._blocks = len(self._generations)
         self._size = maps.reader.size
-        self._magazines: dict[int, list[_Slot]] = defaultdict(list)
-        self._published: dict[int, deque[_Slot]] = defaultdict(deque)
-        self._used: set[int] = set()
+        self._ring_bytes = self._size // _RING_PART
+        self._stocks: dict[int, _Stock] = defaultdict(_Stock)
         self._free_held = list(range(_HELD_END - CELLS, _HELD_BASE - 1, -CELLS))
         self._given: deque[int] = deque()
+        self._given_last = _HELD_BASE
         self._forwards = 0
         self.pending = 0
         self.pending_bytes = 0
@@ -219,23 +241,21 @@ class TempBuffers:
             raise Refused("a read-only session makes no buffers", "connect without read_only")
         if nbytes < 1:
             raise BadArgument(f"a buffer of {nbytes} bytes", "at least one")
-        order = _order(nbytes)
-        self._used.add(order)
-        magazine = self._magazines[order]
-        published = self._published[order]
+        stock = self._stocks[_order(nbytes)]
+        stock.used = True
+        magazine, published = stock.magazine, stock.published
         try:
-            back = self._cells[published[-1][0] * CELLS] != PUBLISHED
+            if self._cells[published[-1][0] * CELLS] != PUBLISHED:
+                self._collect(stock, 1)  # what went out last is the warmest
         except IndexError:
-            back = False
-        if back:
-            self._collect(order, 1)  # what went out last is the warmest
-        while magazine or self._collect(order, BATCH):
+            pass  # nothing is out
+        while magazine or self._collect(stock, BATCH):
             try:
                 entry, slot, generation, size = magazine.pop()
             except IndexError:  # another thread has taken it
                 continue
             if size >= nbytes:
-                if published and not magazine and not self._collect(order, BATCH):
+                if not magazine and published and not self._collect(stock, BATCH):
                     self._run_low()
                 return TempBuffer(arena, entry, slot, generation, size, nbytes)
             magazine.append((entry, slot, generation, size))
@@ -248,11 +268,11 @@ class TempBuffers:
         if self.bell is not None:
             self.bell()
 
-    def _collect(self, order: int, most: int) -> bool:
+    def _collect(self, stock: _Stock, most: int) -> bool:
         """Look at the slots published last, `most` of them: what the server has leased anew goes into the magazine, the
         warmest last, and what is still out is looked at last the next time. Returns whether anything was leased anew.
         """
-        cells, published = self._cells, self._published[order]
+        cells, published = self._cells, stock.published
         found: list[_Slot] = []
         for _ in range(min(len(published), most)):
             try:
@@ -269,16 +289,17 @@ class TempBuffers:
                 found.append((entry, slot, now, size))
             elif state == PUBLISHED and now == generation:
                 published.appendleft(one)
-        self._magazines[order] += reversed(found)
+        stock.magazine += reversed(found)
         return bool(found)
 
     def fill(self, order: int, size: int, entries: Sequence[tuple[int, int, int]]) -> None:
         """Put leased slots of one size into the magazine."""
-        self._magazines[order] += [(*entry, size) for entry in entries]
+        self._stocks[order].magazine += [(*entry, size) for entry in entries]
 
     def discard(self, buffer: TempBuffer) -> None:
         """Put an unpublished buffer back into the magazine."""
-        self._magazines[_order(buffer.size)].append((buffer.entry, buffer.slot, buffer.generation, buffer.size))
+        stock = self._stocks[_order(buffer.size)]
+        stock.magazine.append((buffer.entry, buffer.slot, buffer.generation, buffer.size))
 
     def drain(self, idle: bool = False) -> list[int]:
         """Empty the magazines; the entries are to be returned to the server.
@@ -287,15 +308,14 @@ class TempBuffers:
             idle: only those of sizes that have not been asked for since the last drain.
         """
         entries = []
-        used, self._used = self._used, set()
-        for order in list(self._magazines.keys() | self._published.keys()):
-            if idle and order in used:
+        for stock in list(self._stocks.values()):
+            used, stock.used = stock.used, False
+            if idle and used:
                 continue
-            magazine = self._magazines[order]
-            self._collect(order, OWNED)
-            while magazine:
+            self._collect(stock, OWNED)
+            while stock.magazine:
                 try:
-                    entries.append(magazine.pop()[0])
+                    entries.append(stock.magazine.pop()[0])
                 except IndexError:
                     break
         return entries
@@ -323,7 +343,8 @@ class TempBuffers:
             raise StaleDescriptor(f"slot {buffer.slot} is not leased by this client", "publish a buffer once")
         cells[at + 1] = consumers
         cells[at] = PUBLISHED
-        self._published[_order(buffer.size)].append((buffer.entry, buffer.slot, buffer.generation, buffer.size))
+        stock = self._stocks[_order(buffer.size)]
+        stock.published.append((buffer.entry, buffer.slot, buffer.generation, buffer.size))
 
     # -- shares -------------------------------------------------------------------------------------------------
 
@@ -337,8 +358,8 @@ class TempBuffers:
         slot, inside = divmod(offset, BLOCK)
         if inside or slot >= self._blocks or offset + ref.nbytes > self._size:
             raise StaleDescriptor(f"{ref.nbytes} bytes at {offset} lie outside the arena", "is it of this node?")
-        at = self._held_entry()
-        cells = self._cells
+        cells, given = self._cells, self._given
+        at = given.popleft() if given and cells[given[0]] == NONE else self._held_entry()
         cells[at + 1] = shares
         cells[at + 2] = slot
         cells[at + 3] = generation
@@ -354,14 +375,13 @@ class TempBuffers:
         return Share(self, at, ref)
 
     def _held_entry(self) -> int:
-        """A free held entry: the one given back longest ago if the server has seen it, so that few are ever used.
+        """A free held entry, where the server has not seen yet what was given back; that is reused first, so that few
+        are ever used.
 
         Raises:
             PoolFull: as many shares are held as the ledger has entries.
         """
-        cells, given = self._cells, self._given
-        if given and cells[given[0]] == NONE:
-            return given.popleft()
+        cells = self._cells
         if not self._free_held:
             return self._find_entry()
         at = self._free_held.pop()
@@ -383,17 +403,21 @@ class TempBuffers:
         """Mark a share as released; any thread."""
         if self.dead:
             return
+        cells = self._cells
+        if cells[self._given_last] != RELEASED:  # the server has looked since
+            self.pending = self.pending_bytes = 0
+        self._given_last = at
         self._given.append(at)
-        self._cells[at] = RELEASED
+        cells[at] = RELEASED
         self.pending += 1
         self.pending_bytes += nbytes
-        if self.bell is not None and self.should_ring:
+        if (self.pending >= BATCH or self.pending_bytes >= self._ring_bytes) and self.bell is not None:
             self.bell()
 
     @property
     def should_ring(self) -> bool:
         """Whether enough has come back to tell the server."""
-        return self.pending >= BATCH or self.pending_bytes >= RING_BYTES
+        return self.pending >= BATCH or self.pending_bytes >= self._ring_bytes
 
     def rung(self) -> None:
         """The server looks into the ledger now."""

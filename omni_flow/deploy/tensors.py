@@ -50,11 +50,14 @@ class ArenaTensors:
         self._name = name
         self._client: MemoryManagerClient | None = None
         self._temp: TempClient | None = None
+        self._attended: TempClient | None = None
+        """The pool, once the loop does its errands."""
         self._errands: Errands | None = None
         self._retry_at = 0.0
         self._warm: threading.Thread | None = None
         self._lock = threading.Lock()
         self._under_tensors: dict[int, weakref.ref[_Made | Share]] = {}
+        """By address, for tensors don't say what they lie on."""
         self.copied = 0
         self.in_place = 0
         self.forwarded = 0
@@ -93,13 +96,14 @@ class ArenaTensors:
         errands, client = self._errands, self._client
         if temp is not None and errands is not None and not errands.started and client is not None:
             errands.start(client, temp)
+            self._attended = temp
         return temp
 
     def _lose(self) -> None:
         """The server is gone: what lay there is void, and another connection is tried in a while. Any thread."""
         with self._lock:
             self._retry_at = max(self._retry_at, time.monotonic() + RETRY_S)
-            temp, self._temp = self._temp, None
+            temp, self._temp, self._attended = self._temp, None, None
             if temp is not None:
                 temp.buffers.dead = True
             if self._errands is not None:
@@ -135,14 +139,16 @@ class ArenaTensors:
         return np.asarray(made)
 
     def _alloc(self, temp: TempClient, nbytes: int) -> TempBuffer | None:
-        try:
-            buffer = temp.alloc(nbytes or 1, timeout=0)
-        except (PoolFull, NeverFits):
-            return None
-        except (Disconnected, StaleEpoch) as gone:
-            log.warning("arrays travel in messages for now: %s", gone)
-            self._lose()
-            return None
+        buffer = temp.buffers.pop(nbytes or 1)
+        if buffer is None:
+            try:
+                buffer = temp.alloc(nbytes or 1, timeout=0)
+            except (PoolFull, NeverFits):
+                return None
+            except (Disconnected, StaleEpoch) as gone:
+                log.warning("arrays travel in messages for now: %s", gone)
+                self._lose()
+                return None
         buffer.nbytes = nbytes
         return buffer
 
@@ -152,13 +158,13 @@ class ArenaTensors:
         """See `Tensors.place`. A tensor on a device is not placed: it would be copied twice."""
         if type(array) is not np.ndarray and is_torch(array):
             return self._place_torch(array)
-        temp = self._on_loop()
+        temp = self._attended or self._on_loop()
         dtype = array.dtype
         name = _name(dtype)
         if temp is None or name is None:
             return None
-        if dtype.isnative and (owner := _under(array)) is not None:
-            placed = self._as_it_lies(temp, owner, array.nbytes, name, array.shape)
+        if array.base is not None and dtype.isnative:
+            placed = self._as_it_lies(temp, _under(array), array.nbytes, name, array.shape)
             if placed is not None:
                 return placed
         buffer = self._alloc(temp, array.nbytes)
@@ -169,7 +175,7 @@ class ArenaTensors:
         return ArenaPlaced(temp.buffers, buffer, name, array.shape)
 
     def _place_torch(self, tensor: Any) -> Placed | None:
-        temp = self._on_loop()
+        temp = self._attended or self._on_loop()
         name = str(tensor.dtype).removeprefix("torch.")
         if temp is None or tensor.device.type != "cpu":
             return None
@@ -200,17 +206,21 @@ class ArenaTensors:
             return ArenaForwarded(temp, owner, dtype, shape)
         return None
 
-    def take(self, ref: TensorRef) -> ArenaTaken:
+    def take(self, ref: TensorRef) -> Share:
         """See `Tensors.take`."""
-        temp = self._on_loop()
+        temp = self._attended or self._on_loop()
         if temp is None:
             raise TensorGone(f"there is no memory manager at {self._address}")
-        if ref.node != temp.buffers.node:
-            raise TensorGone(f"it lies on node {ref.node!r}, and this process is on {temp.buffers.node!r}")
+        buffers = temp.buffers
+        if ref.node != buffers.node:
+            raise TensorGone(f"it lies on node {ref.node!r}, and this process is on {buffers.node!r}")
         try:
-            return ArenaTaken(temp.adopt(ref), self._under_tensors)
+            share = buffers.adopt(ref)
         except DataError as gone:
             raise TensorGone(str(gone)) from gone
+        if torch_module() is not None:
+            self._under_tensors[buffers.reader_address + ref.offset] = weakref.ref(share)
+        return share
 
     def settle(self, refs: Sequence[TensorRef]) -> None:
         """See `Tensors.settle`."""
@@ -331,22 +341,3 @@ class ArenaForwarded:
     def discard(self) -> None:
         """See `Placed.discard`."""
         self._share = None
-
-
-class ArenaTaken:
-    """A reader's share of a buffer. `under_tensors`: address → share, for tensors don't say what they lie on."""
-
-    __slots__ = ("_share", "_under_tensors")
-
-    def __init__(self, share: Share, under_tensors: dict[int, weakref.ref[_Made | Share]]) -> None:
-        self._share = share
-        self._under_tensors = under_tensors
-
-    def array(self, torch: bool) -> Any:
-        """See `Taken.array`."""
-        share = self._share
-        if not torch:
-            return np.asarray(share)
-        tensor = share.torch()
-        self._under_tensors[tensor.data_ptr()] = weakref.ref(share)
-        return tensor

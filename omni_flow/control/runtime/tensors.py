@@ -1,9 +1,10 @@
 """Arrays that don't travel in messages: the seam to a data plane, and the payloads that refer to it.
 
 The deployment injects `Tensors`. A payload whose arrays were placed is `Spilled` at its producer: how many will read it
-is known once its message has been queued for all of them, and it is published when it first goes out. At each reader it
-is `Leased`, which holds the arrays as long as it, or an array made from it, lives; a message that is dropped unread
-gives its lease back by being forgotten.
+is known once its message has been queued for all of them, and it is published when it first goes out. Its bytes name
+the arrays by number, the references follow in the same message in that order. At each reader it is `Leased`, which
+holds the arrays as long as it, or an array made from it, lives; a message that is dropped unread gives its lease back
+by being forgotten.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from omni_flow.control.codec import Codec, MalformedPayload
+from omni_flow.control.arrays import ArrayError
+from omni_flow.control.codec import ONE_ARRAY, Codec, MalformedPayload
 from omni_flow.control.types import Type
 from omni_flow.refs import TensorRef
 
@@ -62,10 +64,11 @@ class Spilled:
         self.data = data
         self.consumers = 0
         self.refs = [p.ref for p in placed]
-        self.nbytes = len(data)
-        """Bytes of the payload with its arrays."""
+        nbytes = len(data)
         for ref in self.refs:
-            self.nbytes += ref.nbytes
+            nbytes += ref.nbytes
+        self.nbytes = nbytes
+        """Bytes of the payload with its arrays."""
         self._placed = placed
         self._published = False
 
@@ -90,14 +93,14 @@ class Leased:
 
     def __init__(self, data: bytes, refs: Sequence[TensorRef], tensors: Tensors | None) -> None:
         self.data = data
-        self._held: dict[TensorRef, Taken] = {}
+        self._held: list[Taken] = []
         self._gone = ""
         if tensors is None:
             self._gone = f"it lies on node {refs[0].node}, but this process has no memory manager"
             return
         for ref in refs:
             try:
-                self._held[ref] = tensors.take(ref)
+                self._held.append(tensors.take(ref))
             except TensorGone as gone:  # the others are taken nevertheless, to be given back
                 self._gone = str(gone)
 
@@ -105,30 +108,39 @@ class Leased:
         """The value, its arrays over the memory held. Any thread. Raises MalformedPayload."""
         if self._gone:
             raise MalformedPayload(f"an array of this payload is gone: {self._gone}")
+        if self._held and self.data == ONE_ARRAY:
+            return _checked(self._held[0].array(False), type_)
         _decoding.held = self._held
         try:
             return _over_held.decode(self.data, type_)
         finally:
-            _decoding.held = None
+            _decoding.held = ()
 
 
 class _Decoding(threading.local):
     """What the payload that this thread decodes holds. A codec is in a cycle with itself, so it must not own any."""
 
-    held: dict[TensorRef, Taken] | None = None
+    held: Sequence[Taken] = ()
 
 
 _decoding = _Decoding()
 
 
-def _fetch(ref: TensorRef, torch: bool) -> Any:
-    taken = (_decoding.held or {}).get(ref)
-    if taken is None:
-        raise MalformedPayload(f"the payload refers to an array at {ref.offset} that did not come with it")
-    return taken.array(torch)
+def _fetch(number: int, torch: bool) -> Any:
+    held = _decoding.held
+    if number >= len(held):
+        raise ArrayError(f"array {number} of a payload that came with {len(held)}")
+    return held[number].array(torch)
 
 
 _over_held = Codec(fetch=_fetch)
+
+
+def _checked(array: Any, type_: Type | None) -> Any:
+    text = None if type_ is None else type_.mismatch(array)
+    if text is not None:
+        raise MalformedPayload(f"no payload of type {type_}: {text}")
+    return array
 
 
 def ref_of(item: Sequence[Any]) -> TensorRef:

@@ -87,13 +87,13 @@ class Values:
             raise WrongValue(interface, field, f"{len(data)} bytes, but a message carries {PAYLOAD_LIMIT} at most")
         return data, len(data)
 
-    def _place(self, array: Any) -> TensorRef | None:
+    def _place(self, array: Any) -> int | None:
         assert self.tensors is not None
         placed = self.tensors.place(array)
         if placed is None:
             return None
         self._placed.append(placed)
-        return placed.ref
+        return len(self._placed) - 1
 
     def _take_placed(self) -> list[Placed]:
         placed, self._placed = self._placed, []

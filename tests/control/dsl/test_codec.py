@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from omni_flow.control.codec import SPILL_BYTES, Codec, MalformedPayload, NotSerialisable, decode, encode
+from omni_flow.control.codec import ONE_ARRAY, SPILL_BYTES, Codec, MalformedPayload, NotSerialisable, decode, encode
 from omni_flow.control.types import KV, Audio, Bytes, Image, ListOf, OneOf, Record, Scalar, Tensor, Text
 from omni_flow.refs import ABSENT, KVRef, TensorRef
 
@@ -258,18 +258,17 @@ def test_bytes_behind_the_value_are_malformed():
 
 
 def test_large_arrays_are_offered_to_the_data_plane_and_fetched_from_it():
-    store: dict[int, Any] = {}
+    store: list[Any] = []
 
-    def spill(array: Any) -> TensorRef | None:
-        store[len(store)] = array
-        name = str(array.dtype).removeprefix("torch.")
-        return TensorRef("node", 0, len(store) - 1, array.nbytes, 1, name, tuple(array.shape))
+    def spill(array: Any) -> int:
+        store.append(array)
+        return len(store) - 1
 
     asked: list[bool] = []
 
-    def fetch(ref: TensorRef, torch_tensor: bool) -> Any:
+    def fetch(number: int, torch_tensor: bool) -> Any:
         asked.append(torch_tensor)
-        return store[ref.offset]
+        return store[number]
 
     codec = Codec(spill, fetch)
     big, small, tensor = np.ones(SPILL_BYTES, np.uint16), np.ones(SPILL_BYTES, np.uint8), torch.ones(SPILL_BYTES)
@@ -280,8 +279,19 @@ def test_large_arrays_are_offered_to_the_data_plane_and_fetched_from_it():
     assert (back[1] == small).all()
     assert back[2] is tensor
     assert asked == [False, True]
-    assert codec.decode(codec.encode(big)) is big
-    assert decode(codec.encode(big), Tensor("uint16", (None,))).shape == (SPILL_BYTES,)
+    store.clear()
+    alone = codec.encode(big)
+    assert alone == ONE_ARRAY
+    assert codec.decode(alone) is big
+    with pytest.raises(MalformedPayload):
+        decode(alone)
+
+
+def test_a_reference_given_as_a_value_stays_one():
+    ref = TensorRef("node", 0, 4096, 12, 1, "float32", (3,))
+    assert decode(encode(ref)) == ref
+    assert decode(encode([ref, None])) == [ref, None]
+    assert decode(encode(ref), Tensor("float32", (3,))) == ref
 
 
 def test_a_data_plane_that_declines_leaves_the_array_in_the_message():
