@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from checks import Checks
+from checks import Checks, device_says
 from compute import CONFIG, metadata_folder
 
 ROOT = Path(__file__).parent.parent.parent
@@ -360,7 +360,8 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="on a CPU with small models: whether the script works")
     parser.add_argument("--attention", default="triton", help="SGLang's attention backend")
     options = parser.parse_args()
-    checks = Checks(options.json, options.out)
+    device = "a CPU" if options.tiny else device_says("name,driver_version")
+    checks = Checks(options.json, options.out, device)
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         if not options.tiny:

@@ -76,7 +76,7 @@ class FixedRows:
     def open(self, asked: FixedOpen) -> FixedOpened:
         """
         Raises:
-            BadRequest: more than the model or the pool can hold, with numbers.
+            BadRequest: more than the model or the pool can hold, with numbers; a model with M-RoPE.
             EngineFull: no room for it now.
         """
         from sglang.srt.managers.schedule_batch import Req
@@ -86,6 +86,8 @@ class FixedRows:
         book, size = takeover.book, takeover.page_size
         ids = array("q", asked.ids)
         context, total = len(ids), len(ids) + asked.rows
+        if scheduler.model_config.model_is_mrope:
+            raise BadRequest("fixed rows of a model with M-RoPE", "rows have one position each; none is known for it")
         pages = -(-total // size)
         if total > scheduler.max_req_input_len or pages > book.source.quota:
             raise BadRequest(
