@@ -242,7 +242,13 @@ class MemoryManagerClient(KvCalls):
             ) from error
 
     def renew(self) -> None:
-        """Register with the server that is there now; nothing is held there and arenas must be mapped again."""
+        """Register with the server that is there now; nothing is held there and arenas must be mapped again.
+
+        Raises:
+            Disconnected: there is no server, or this client was closed.
+        """
+        if self._closed:
+            raise Disconnected("this client was closed", "make another")
         self.link.close()
         self._arenas.clear()
         self._device_arenas.clear()

@@ -22,7 +22,7 @@ from omni_flow.data.kv_pool import PoolSpec
 from omni_flow.data.messages import L1, L2
 from omni_flow.data.temp_client import TempClient, encode_ref
 
-from .conftest import Make, Puppet, keys, store
+from .conftest import TRANSPORTS, Make, Puppet, keys, store
 
 MIB = 1 << 20
 TWO_TIERS = PoolSpec(name="kv", page_bytes=64, l1_pages=64, l2_pages=64, staging=4)
@@ -209,6 +209,21 @@ def test_calls_in_flight_end_with_their_client_and_no_session_takes_its_place(ma
     server.settle()
     with server.client(role="viewer") as viewer:
         assert viewer.stats()["sessions"] == 1
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_closed_client_stays_closed(manager: Make) -> None:
+    server = manager()
+    client = server.client()
+    client.reserve("kv", 256)
+    client.close()
+    for _ in range(2):
+        with pytest.raises(Disconnected, match="closed"):
+            client.ping()
+    server.settle()
+    with server.client() as other:
+        assert len(other.inspect()) == 1
+        other.reserve("kv", 256, timeout=20)
 
 
 def fetching(client: MemoryManagerClient, names: np.ndarray, tier: int) -> Future[list[int]]:
