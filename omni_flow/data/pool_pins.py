@@ -36,6 +36,19 @@ class PinnedPool(PoolRoom):
         tiers[rows < 0] = 0
         return rows, tiers
 
+    def copies(self, keys: U8) -> NDArray[np.uint64]:
+        """Which copies objects have: per key and tier (L1, L2, L3) a number of its own for each copy there, 0: none."""
+        rows, tiers = self.locate(keys, L1 | L2 | L3)
+        found = np.zeros((len(keys), 3), np.uint64)
+        for at, bit in enumerate((L1, L2)):
+            has = (tiers & bit) != 0
+            slots = self.table.slots_of(bit)[rows[has]]
+            found[has, at] = slots.astype(np.uint64) << np.uint64(32) | self.table.tier(bit).generation[slots]
+            found[has, at] += np.uint64(1)
+        has = (tiers & L3) != 0
+        found[has, 2] = self.table.place3[rows[has]] + np.uint64(1)
+        return found
+
     def choose(self, rows: NDArray[np.int64], tiers: U8) -> Pinned:
         """The best copy of each row; all `tiers` are non-zero. L3 copies have no slot."""
         table = self.table

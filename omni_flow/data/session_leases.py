@@ -94,6 +94,10 @@ class SessionLeases:
         """Before that there is nothing to expire."""
         return self._ends[0][0] if self._ends else NEVER
 
+    def keeps(self, key: Key) -> bool:
+        """Whether a page is kept now."""
+        return key in self._kept
+
     def of(self, session: str) -> Iterator[Lease]:
         """The leases of a session."""
         return (self._leases[session, chain] for chain in self._chains.get(session, ()))

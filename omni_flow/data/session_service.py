@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from omni_flow.data.errors import BadArgument, Refused
 from omni_flow.data.kv_pool import KvPool
@@ -26,6 +28,15 @@ SLICE_KEYS: Final = 64
 MAX_NAME: Final = 512
 
 
+@dataclass(slots=True, eq=False)
+class _Drop:
+    """Pages to be dropped, the last first, with the `copies` they had when their session ended."""
+
+    pool: str
+    keys: list[Key]
+    copies: NDArray[np.uint64]
+
+
 class SessionService(BaseService):
     """Leases of sessions over the pools of a node. Kept pages go last, but they do go: no session starves a request."""
 
@@ -35,7 +46,7 @@ class SessionService(BaseService):
             name: SessionLeases(max(1, int(SHARE * pool.table.l1.capacity)), max(1, pool.table.capacity))
             for name, pool in kv.pools.items()
         }
-        self._drops: deque[tuple[str, list[Key]]] = deque()
+        self._drops: deque[_Drop] = deque()
         self._sinking: dict[str, list[Key]] = {name: [] for name in kv.pools}
         self._dropped = dict.fromkeys(kv.pools, 0)
 
@@ -91,7 +102,8 @@ class SessionService(BaseService):
                 self._kv.keep(self._kv.pools[name], keys_array(gone), 0, 0.0)
                 self._sinking[name] += gone
             if self._sinking[name]:
-                self._sinking[name] = _demote(self._kv.pools[name], self._sinking[name], now)
+                sinking = [key for key in self._sinking[name] if not leases.keeps(key)]
+                self._sinking[name] = _demote(self._kv.pools[name], sinking, now) if sinking else []
         if self._drops:
             self._drop_slice()
         if self._drops:
@@ -102,19 +114,23 @@ class SessionService(BaseService):
         if change.let_go:
             self._kv.keep(self._kv.pools[pool], keys_array(change.let_go), 0, 0.0)
         if change.drop:
-            self._drops.append((pool, list(change.drop)))
+            self._drops.append(_Drop(pool, list(change.drop), self._kv.pools[pool].copies(keys_array(change.drop))))
 
     def _drop_slice(self) -> None:
-        """Drop some pages; those that somebody has pinned stay, as any page that is used."""
-        name, keys = self._drops[0]
-        some = keys[-SLICE_KEYS:]
-        del keys[-SLICE_KEYS:]
-        if not keys:
+        """Drop some pages. Those that somebody has pinned stay, as any page that is used, and so do those that were
+        stored anew, or that another session keeps, since the session ended: nobody has said that they are not needed.
+        """
+        drop = self._drops[0]
+        pool, leases = self._kv.pools[drop.pool], self.leases[drop.pool]
+        at = max(0, len(drop.keys) - SLICE_KEYS)
+        some, were = drop.keys[at:], drop.copies[at:]
+        del drop.keys[at:]
+        drop.copies = drop.copies[:at]
+        if not drop.keys:
             self._drops.popleft()
-        pool = self._kv.pools[name]
-        there = pool.locate(keys_array(some), L1 | L2 | L3)[1] != 0
-        gone = pool.drop_keys(keys_array(some)) != 0
-        self._dropped[name] += int((there & gone).sum())
+        same = ((pool.copies(keys_array(some)) == were) & (were != 0)).any(axis=1).tolist()
+        chosen = [key for key, old in zip(some, same, strict=True) if old and not leases.keeps(key)]
+        self._dropped[drop.pool] += int(pool.drop_keys(keys_array(chosen)).sum())
         pool.pump()
 
     def stats(self) -> dict[str, int | float]:

@@ -10,8 +10,11 @@ import pytest
 
 from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.errors import BadArgument, Refused
+from omni_flow.data.kv_client import Request, commit_request, end_session_request, keep_session_request
 from omni_flow.data.kv_pool import PoolSpec
-from omni_flow.data.messages import L1, L2
+from omni_flow.data.messages import L1, L2, PoolName
+from omni_flow.data.posting_client import PostingClient
+from omni_flow.data.protocol import Op
 from omni_flow.data.session_leases import Change, SessionLeases
 
 from .conftest import Make, Puppet, keys, store
@@ -142,6 +145,43 @@ def test_the_end_of_its_time_moves_a_sessions_pages_down_and_its_end_drops_them(
         while there(client, other) != {0: 4}:
             client.wait_end(0.01)
         assert client.stats()["pool_session_leases/kv"] == 0
+
+
+def test_pages_that_another_session_keeps_before_their_turn_to_go_stay(manager: Make) -> None:
+    server = manager(pools=(PoolSpec(name="kv", page_bytes=64, l1_pages=4096),))
+    names = keys(2000)
+    with PostingClient(server.path) as client:
+        for at in range(0, len(names), 500):
+            store(client, names[at : at + 500])
+        client.keep_session("kv", "s", b"root", names, tokens=16, ttl=60)
+        ended = client.post(end_session_request("s"), lambda _: None)
+        kept = client.post(keep_session_request("kv", "t", b"root", names[:500], 16, 60), lambda _: None)
+        ended()
+        kept()
+        while there(client, names) != {L1: 500, 0: 1500}:
+            client.wait_end(0.01)
+        assert there(client, names[:500]) == {L1: 500}
+        assert client.stats()["pool_session_dropped/kv"] == 1500
+
+
+def test_pages_stored_anew_before_their_turn_to_go_stay(manager: Make) -> None:
+    server = manager(pools=(PoolSpec(name="kv", page_bytes=64, l1_pages=4096),))
+    names = keys(2000)
+    with PostingClient(server.path) as client:
+        for at in range(0, len(names), 500):
+            store(client, names[at : at + 500])
+        client.keep_session("kv", "s", b"root", names, tokens=16, ttl=60)
+        room = client.reserve("kv", 100)
+        asked = (
+            end_session_request("s"),
+            Request(Op.DROP, PoolName("kv"), (names[:200],), 0.0),
+            commit_request("kv", room.token, names[:100], None, False, False),
+        )
+        for answer in [client.post(one, lambda _: None) for one in asked]:
+            answer()
+        while there(client, names) != {L1: 100, 0: 1900}:
+            client.wait_end(0.01)
+        assert there(client, names[:100]) == {L1: 100}
 
 
 def test_the_leases_of_a_killed_client_are_gone_and_its_pages_are_anybodys(manager: Make) -> None:
