@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 
@@ -139,9 +140,9 @@ def migration(samples: dict[str, list[float]], planes: int, page: int, tag: str)
         arena = client.device_arena("kv/l1", write=True)
         whole = arena.torch(0, (PAGES * page,), torch.uint8)
         whole.copy_(torch.arange(PAGES * page, dtype=torch.int64, device="cuda") % 251)
-        handler = CudaCopyHandler()
-        handler.start(MoverLink(MemoryManagerClient(path)))
-        handler._link.done = lambda *_: None  # type: ignore[method-assign]
+        handler, link, ended = CudaCopyHandler(), MoverLink(MemoryManagerClient(path)), threading.Event()
+        link.done = lambda *_: ended.set()  # type: ignore[method-assign]
+        handler.start(link)
         host = torch.empty(TAKE * page, dtype=torch.uint8, pin_memory=True)
         device = torch.empty(TAKE * page, dtype=torch.uint8, device="cuda")
         rng = np.random.default_rng(1)
@@ -152,7 +153,9 @@ def migration(samples: dict[str, list[float]], planes: int, page: int, tag: str)
                 job = Job(1, "copy", "kv", page, 1000, L1 if down else L2, L2 if down else L1)
                 columns = (slots, slots if down else others, others if down else slots)
                 began = time.perf_counter()
+                ended.clear()
                 handler.run(job, columns)
+                ended.wait()
                 ours = time.perf_counter() - began
                 plain = pinned_seconds(host, device, down)
                 name = f"{'l1_l2' if down else 'l2_l1'}{tag}"

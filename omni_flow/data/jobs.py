@@ -80,10 +80,15 @@ class PoolJobs:
 
     # -- holding ------------------------------------------------------------------------------------------------
 
-    def _hold_source(self, bit: int, slots: U32) -> U32:
+    def _room(self, bit: int, urgent: bool) -> int:
+        """Slots that a job may take of the staging share. Half of it is kept for jobs that somebody waits for."""
+        share = self.pool.staging[bit]
+        return max(0, share.room if urgent else share.room - share.limit // 2)
+
+    def _hold_source(self, bit: int, slots: U32, urgent: bool = True) -> U32:
         """Pin as many of distinct sealed slots as the staging share allows."""
         share = self.pool.staging[bit]
-        slots = slots[: max(0, share.room)]
+        slots = slots[: self._room(bit, urgent)]
         if len(slots):
             self.pool.table.pin(bit, slots)
             share.pin(slots)
@@ -95,12 +100,20 @@ class PoolJobs:
             self.pool.staging[bit].unpin(slots)
 
     def _hold_target(self, bit: int, count: int, now: float, urgent: bool) -> U32:
-        """Reserve up to `count` slots in the staging share."""
-        share = self.pool.staging[bit]
-        tier = self.pool.table.tier(bit)
-        count = min(count, max(0, share.room))
-        if count and not self.pool.make_room(bit, count, now, urgent):
-            count = min(count, tier.free.count)
+        """Reserve up to `count` slots in the staging share.
+
+        Pages in the way go down a tier. If urgent, they are dropped where the tier below takes none of them now.
+        """
+        pool = self.pool
+        share = pool.staging[bit]
+        tier = pool.table.tier(bit)
+        count = min(count, self._room(bit, urgent))
+        # with no room for a demotion either, the end of a job that holds it comes before anything is dropped
+        if count > tier.free.count and (self._room(bit, urgent=False) or not share.used):
+            made = pool.make_room(bit, count, now, urgent=False)
+            if urgent and not made and not tier.free.count and not pool.demoting(bit):
+                pool.make_room(bit, count, now, urgent=True)
+        count = min(count, tier.free.count)
         if not count:
             return NO_SLOTS
         share.reserved += count
@@ -141,7 +154,7 @@ class PoolJobs:
         slots = slots[:BATCH]
         if bit == L1 and table.l2.capacity:
             target = self._hold_target(L2, len(slots), now, urgent=False)
-            slots = self._hold_source(L1, slots[: len(target)])
+            slots = self._hold_source(L1, slots[: len(target)], urgent=False)
             spare = target[len(slots) :]
             if len(spare):
                 pool.staging[L2].reserved -= len(spare)
@@ -150,7 +163,7 @@ class PoolJobs:
             kind, dst = "copy", L2
         elif bit == L2 and self.l3_on:
             room = table.l3_rows - table.l3_count - self.storing
-            slots = self._hold_source(L2, slots[: max(0, room)])
+            slots = self._hold_source(L2, slots[: max(0, room)], urgent=False)
             target, kind, dst = NO_SLOTS, "store", L3
         else:
             return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,8 @@ from omni_flow.data.pool_spec import PoolSpec
 
 U32 = NDArray[np.uint32]
 Mask = NDArray[np.bool_]
+_STAGED: Final = {L1: 16, L2: 4}
+"""The part of a tier, one in so many slots, that is kept for jobs unless the spec says otherwise. All jobs pass L2."""
 
 
 class PoolRoom:
@@ -59,7 +62,7 @@ class PoolRoom:
             take = min(pages, max(0, capacity - 1))
             if pages < 0:
                 below = self.spec.l2_pages or self.spec.l3_pages
-                take = min(256, max(1, capacity // 16), max(0, capacity - 1)) if below else 0
+                take = min(256, max(1, capacity // _STAGED[bit]), max(0, capacity - 1)) if below else 0
             self.shared[bit].limit += self.staging[bit].limit - take
             self.staging[bit].limit = take
 

@@ -19,8 +19,8 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             (i · l1_pages + p) · page_bytes / planes. In CPU memory and below, pages are whole.
         policy: eviction policy of L1 and L2.
         high, low: shares of what nobody holds of a tier at which background demotion starts and stops.
-        staging: slots of each tier kept for running jobs, never lent to the cache; -1: a sixteenth of the tier, at
-            most 256, where there is a tier below L1.
+        staging: slots of each tier kept for running jobs, never lent to the cache, half of them for jobs that
+            somebody waits for; -1: a sixteenth of L1 and a fourth of L2, at most 256, where there is a tier below L1.
         death_quarantine_s: how long slots reserved by a dead session stay closed (DMA still in flight).
         demote: write pages down before dropping them.
     """
