@@ -38,9 +38,10 @@ ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "compute"))  # references, which the tests use too, and the step hook
 
 PAGE = 64
+CONTEXT = 8192
 QWEN = {
     "vocab_size": 512, "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8,
-    "num_key_value_heads": 2, "head_dim": 64,
+    "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": CONTEXT,
 }  # fmt: skip
 SMALL = {
     "vocab_size": 512, "num_hidden_layers": 3, "n_routed_experts": 8, "num_experts_per_tok": 3,
@@ -110,7 +111,7 @@ class Rows:
         else:
             flags = GPU_FLAGS | {"attention_backend": self.attention} | more.pop("extra", {})
             config = EngineConfig(
-                model=folder, device="cuda", dtype="bfloat16", page_size=PAGE, max_tokens=512 * PAGE, context=8192,
+                model=folder, device="cuda", dtype="bfloat16", page_size=PAGE, max_tokens=512 * PAGE, context=CONTEXT,
                 threads=0, overlap=hook is None, extra=flags, **more,
             )  # fmt: skip
         return SGLangEngine(config, step_hook=hook)

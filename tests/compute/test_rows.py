@@ -7,7 +7,7 @@ from itertools import chain, pairwise
 
 import rows_kit
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omni_flow.compute.sglang.rows_inputs import MOST_ROWS, SEQUENCES, RowInputs, batches, size_for
@@ -46,6 +46,7 @@ def test_batches_hold_every_session_once_and_no_more_than_fits(rows: list[int]) 
     st.lists(st.tuples(st.integers(0, 40), st.lists(st.booleans(), min_size=1, max_size=20)), max_size=SEQUENCES),
     st.sampled_from([-1, 0, 7]),
 )
+@settings(deadline=None)
 def test_bounds_say_what_a_row_sees(asked: list[tuple[int, list[bool]]], window: int) -> None:
     sessions, slot = [], 16
     for context, flags in asked:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from omni_flow.compute.sglang.rows_inputs import SEQUENCES, Placed, RowInputs, size_for
@@ -18,23 +19,38 @@ if TYPE_CHECKING:
     import torch
 
 
-def captured(function: Callable[[], torch.Tensor], pool: Any) -> Callable[[], torch.Tensor]:
-    """`function` as a CUDA graph, whose result is valid until the next graph of `pool` runs."""
-    import torch
-    from sglang.srt.model_executor.runner import model_capture_mode
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A function as a CUDA graph. What a call returns is valid until the next graph of the same pool runs.
 
-    with model_capture_mode():
-        for _ in range(2):  # kernels are compiled and workspaces made on first use, which a capture can't hold
-            function()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            out = function()
+    Args:
+        graph: the capture of `function`.
+        function: kept, not called: the graph reads the tensors it holds by their addresses, which the allocator would
+            give away.
+        out: what the graph writes.
+    """
 
-    def replay() -> torch.Tensor:
-        graph.replay()
-        return out
+    graph: torch.cuda.CUDAGraph
+    function: Callable[[], torch.Tensor]
+    out: torch.Tensor
 
-    return replay
+    @classmethod
+    def of(cls, function: Callable[[], torch.Tensor], pool: Any) -> Captured:
+        """Capture a function, with memory from `pool`, a graph pool's handle."""
+        import torch
+        from sglang.srt.model_executor.runner import model_capture_mode
+
+        with model_capture_mode():
+            for _ in range(2):  # kernels are compiled and workspaces made on first use, which a capture can't hold
+                function()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                out = function()
+        return cls(graph, function, out)
+
+    def __call__(self) -> torch.Tensor:
+        self.graph.replay()
+        return self.out
 
 
 class RowsForward:
@@ -71,7 +87,7 @@ class RowsForward:
         self._placed = None
         with torch.inference_mode():
             function = self._function(inputs)
-            self._forwards[size] = inputs, function if self._pool is None else captured(function, self._pool)
+            self._forwards[size] = inputs, function if self._pool is None else Captured.of(function, self._pool)
         current().counters["row_sizes"] += 1
 
     def run(self, sessions: Sequence[Placed], embeds: torch.Tensor, causal: Sequence[bytes]) -> torch.Tensor:
