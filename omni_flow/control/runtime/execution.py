@@ -225,6 +225,8 @@ class Execution:
             self.fail(running, error)
             return
         self.finish(running)
+        if not self._queue:
+            self.node.flush()  # before what the method was given is released
 
     async def _stream(self, running: Running, result: Any) -> None:
         items: AsyncIterator[Any] = result if hasattr(result, "__anext__") else await result
