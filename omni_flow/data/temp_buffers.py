@@ -221,6 +221,7 @@ class TempBuffers:
         self._given: deque[int] = deque()
         self._given_last = _HELD_BASE
         self._forwards = 0
+        self._booked: list[None] = []
         self.pending = 0
         self.pending_bytes = 0
         self.low = False
@@ -353,6 +354,7 @@ class TempBuffers:
 
         Raises:
             StaleDescriptor: the slot is no longer the one described.
+            PoolFull: the ledger has no room for one more share until some are released and the server has looked.
         """
         offset, generation = ref.offset, ref.generation
         slot, inside = divmod(offset, BLOCK)
@@ -391,11 +393,16 @@ class TempBuffers:
         return at
 
     def _find_entry(self) -> int:
-        states = np.frombuffer(self._cells, np.uint32).reshape(-1, CELLS)[OWNED:FORWARDS_AT, 0]
-        free = (np.flatnonzero(states == NONE) * CELLS + _HELD_BASE).tolist()
+        entries = np.frombuffer(self._cells, np.uint32).reshape(-1, CELLS)[OWNED:FORWARDS_AT]
+        free = (np.flatnonzero(entries[:, 0] == NONE) * CELLS + _HELD_BASE).tolist()
         self._given.clear()  # of these, what the server has seen is among the free ones
         if not free:
-            raise PoolFull(f"this client holds or has just released {HELD_ENTRIES} shares", "release some, then flush")
+            held = entries[entries[:, 0] == HELD]
+            raise PoolFull(
+                f"this process holds {len(held)} shares of {len(np.unique(held[:, 2]))} buffers and has just released "
+                f"{HELD_ENTRIES - len(held)}, of {HELD_ENTRIES} shares that one client may have",
+                "release some, or forget the arrays over them; then flush",
+            )
         self._free_held = free
         return self._free_held.pop()
 
@@ -425,9 +432,28 @@ class TempBuffers:
         self.low = False
 
     @property
+    def _unseen_forwards(self) -> int:
+        """Forwards made that the server has not taken in, and those that room is kept for."""
+        return ((self._forwards - self._cells[TAKEN]) & U32) + len(self._booked)
+
+    @property
     def may_forward(self) -> bool:
         """Whether the ledger has room for one more forward; the server makes some when it looks into it."""
-        return (self._forwards - self._cells[TAKEN]) & U32 < FORWARDS
+        return self._unseen_forwards < FORWARDS
+
+    def book_forward(self) -> bool:
+        """Keep room for one forward, until `unbook_forward`; False where there is none. Rings while there still is."""
+        unseen = self._unseen_forwards
+        if unseen >= FORWARDS // 2 and self.bell is not None:
+            self.bell()
+        if unseen >= FORWARDS:
+            return False
+        self._booked.append(None)
+        return True
+
+    def unbook_forward(self) -> None:
+        """The room is needed no longer, or now; any thread."""
+        self._booked.pop()
 
     def holds(self, share: Share) -> bool:
         """Whether a share is held through this ledger, of a slot that still is the one described."""

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from omni_flow.data.errors import Disconnected
+from omni_flow.data.errors import Disconnected, PoolFull
 from omni_flow.data.ledger import BLOCK
 from omni_flow.data.messages import TempLease, TempLeased, TempRetract
 from omni_flow.data.protocol import Message, Op
@@ -114,8 +114,12 @@ class TempClient:
         return self.buffers.publish(buffer, dtype_name(array.dtype), array.shape, consumers)
 
     def adopt(self, ref: TensorRef, shares: int = 1) -> Share:
-        """Take a share; see `TempBuffers.adopt`."""
-        return self.buffers.adopt(ref, shares)
+        """Take a share; see `TempBuffers.adopt`. What this client has released makes room for it."""
+        try:
+            return self.buffers.adopt(ref, shares)
+        except PoolFull:
+            self.flush()
+            return self.buffers.adopt(ref, shares)
 
     def forward(self, share: Share, consumers: int = 1) -> None:
         """Give further shares of a held buffer to other readers; see `TempBuffers.forward`."""

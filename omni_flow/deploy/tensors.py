@@ -201,9 +201,14 @@ class ArenaTensors:
             if buffer is not None:
                 self.in_place += 1
                 return ArenaPlaced(temp.buffers, buffer, dtype, shape)
-        elif type(owner) is Share and owner.ref.nbytes == nbytes and temp.buffers.holds(owner):
+        elif (
+            type(owner) is Share
+            and owner.ref.nbytes == nbytes
+            and temp.buffers.holds(owner)
+            and temp.buffers.book_forward()  # else it is copied: the loop waits for nobody
+        ):
             self.forwarded += 1
-            return ArenaForwarded(temp, owner, dtype, shape)
+            return ArenaForwarded(temp.buffers, owner, dtype, shape)
         return None
 
     def take(self, ref: TensorRef) -> Share:
@@ -215,7 +220,12 @@ class ArenaTensors:
         if ref.node != buffers.node:
             raise TensorGone(f"it lies on node {ref.node!r}, and this process is on {buffers.node!r}")
         try:
-            share = buffers.adopt(ref)
+            try:
+                share = buffers.adopt(ref)
+            except PoolFull:  # one round trip, for what the bell has not told yet
+                share = temp.adopt(ref)
+        except PoolFull as full:
+            raise TensorGone(f"{self._name} can hold no more: {full}") from full
         except DataError as gone:
             raise TensorGone(str(gone)) from gone
         if torch_module() is not None:
@@ -321,23 +331,27 @@ class ArenaPlaced:
 class ArenaForwarded:
     """A buffer that was received and is given on as it is."""
 
-    __slots__ = ("_share", "_temp", "ref")
+    __slots__ = ("_buffers", "_share", "ref")
 
-    def __init__(self, temp: TempClient, share: Share, dtype: str, shape: tuple[int, ...]) -> None:
+    def __init__(self, buffers: TempBuffers, share: Share, dtype: str, shape: tuple[int, ...]) -> None:
+        """Room in the ledger has been booked."""
         got = share.ref
         self.ref = TensorRef(got.node, got.arena, got.offset, got.nbytes, got.generation, dtype, shape)
-        self._temp = temp
+        self._buffers = buffers
         self._share: Share | None = share
 
     def publish(self, consumers: int) -> None:
         """See `Placed.publish`. Our own share may go once theirs are written down."""
-        share, self._share = self._share, None
+        share = self._share
+        self.discard()
         if consumers and share is not None:
             try:
-                self._temp.forward(share, consumers)
+                self._buffers.forward(share, consumers)
             except DataError as gone:
                 log.warning("readers will not find an array: %s", gone)
 
     def discard(self) -> None:
         """See `Placed.discard`."""
-        self._share = None
+        if self._share is not None:
+            self._share = None
+            self._buffers.unbook_forward()

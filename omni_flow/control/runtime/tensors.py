@@ -20,7 +20,7 @@ from omni_flow.refs import TensorRef
 
 
 class TensorGone(Exception):
-    """A reference names memory that has been given to something else since."""
+    """A reference can't be held: its memory has been given to something else, or this process may hold no more."""
 
 
 class Placed(Protocol):
@@ -107,7 +107,7 @@ class Leased:
     def decode(self, type_: Type | None) -> Any:
         """The value, its arrays over the memory held. Any thread. Raises MalformedPayload."""
         if self._gone:
-            raise MalformedPayload(f"an array of this payload is gone: {self._gone}")
+            raise MalformedPayload(f"an array of this payload can't be read: {self._gone}")
         if self._held and self.data == ONE_ARRAY:
             return _checked(self._held[0].array(False), type_)
         _decoding.held = self._held
