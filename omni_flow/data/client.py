@@ -24,6 +24,7 @@ from omni_flow.data.errors import (
     CallTimeout,
     DataError,
     Disconnected,
+    Refused,
     StaleEpoch,
     SystemRefusal,
 )
@@ -327,15 +328,32 @@ class MemoryManagerClient(KvCalls):
         return self._mapped(name, write, reply.body(ArenaInfo), reply.fds[0] if reply.fds else -1)
 
     def side_arena(self, name: str, *, write: bool = False) -> Arena:
-        """The same over a short connection of its own: for ZMQ, and while calls of an async client run."""
+        """The same over a short connection of its own: for ZMQ, and while calls of an async client run.
+
+        Raises:
+            Refused: the manager is on another machine.
+        """
         found = self._arenas.get((name, write))
         if found is not None:
             return found
-        side = UnixLink(self.welcome.path)
+        side = self._side(name)
         try:
             return self._mapped(name, write, *self._descriptor(side, name, write))
         finally:
             side.close()
+
+    def _side(self, name: str) -> UnixLink:
+        """A connection that descriptors can come over."""
+        try:
+            return UnixLink(self.welcome.path)
+        except Disconnected as error:
+            if isinstance(self.link, UnixLink):
+                raise
+            raise Refused(
+                f"arena {name} of node {self.welcome.node} can't be mapped here: {self.address} carries no "
+                f"descriptors, and the manager's socket {self.welcome.path} is not on this machine",
+                "map arenas on that node; from elsewhere, pull pages and send arrays in messages",
+            ) from error
 
     def _ref(self, name: str, write: bool) -> ArenaRef:
         return ArenaRef(name, write, self.welcome.session, self.welcome.secret)
@@ -346,7 +364,7 @@ class MemoryManagerClient(KvCalls):
         found = self._device_arenas.get((name, write))
         if found is not None:
             return found
-        side = UnixLink(self.welcome.path)
+        side = self._side(name)
         try:
             info, fd = self._descriptor(side, name, write)
         finally:

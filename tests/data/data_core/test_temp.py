@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 from collections.abc import Callable
 
 import numpy as np
@@ -16,7 +17,9 @@ from omni_flow.data.temp_aio import AsyncTempClient
 from omni_flow.data.temp_client import TempClient, decode_ref, encode_ref
 from omni_flow.refs import TensorRef
 
-from .conftest import Make, Manager, Puppet
+from .conftest import TRANSPORTS, Make, Manager, Puppet
+
+pytestmark = pytest.mark.parametrize("transport", TRANSPORTS)
 
 MIB = 1 << 20
 TEMP = {"pools": (), "temp_bytes": 4 * MIB, "node": "n"}
@@ -47,6 +50,20 @@ def test_what_is_published_is_read_without_a_copy(manager: Make) -> None:
         assert seen[0, 0] == 7
         with pytest.raises(Refused):
             into.alloc(10)
+
+
+def test_who_cannot_reach_the_managers_socket_is_refused_its_memory_by_name(manager: Make, transport: str) -> None:
+    server = manager(**TEMP)
+    with server.client() as client:
+        os.rename(server.path, server.path + ".away")  # as on another machine
+        if transport == "unix":  # descriptors come by the connection itself
+            temp = TempClient(client)
+            assert temp.adopt(temp.put(np.ones(8))).numpy().sum() == 8
+        else:
+            with pytest.raises(Refused, match=r"arena temp of node n can't be mapped here: .* carries no descriptors"):
+                TempClient(client)
+        client.ping()
+        os.rename(server.path + ".away", server.path)
 
 
 def test_torch_reads_the_same_bytes(manager: Make) -> None:
@@ -116,7 +133,7 @@ def test_a_killed_producer_takes_only_what_it_had_not_published(
     published: bool, manager: Make, puppet: Callable[[str], Puppet]
 ) -> None:
     server = manager(**TEMP)
-    doll = puppet(server.path)
+    doll = puppet(server.address)
     doll.do("t = TempClient(c); b = t.alloc(1 << 20); b.numpy((1 << 20,), np.uint8)[:] = 9")
     if published:
         raw = doll.do("r = encode_ref(t.publish(b, 'uint8', (1 << 20,)))")
@@ -142,7 +159,7 @@ def test_a_killed_consumer_gives_its_share_back_once(
     with server.client() as producer:
         out = TempClient(producer)
         ref = out.put(np.zeros(MIB // 8), consumers=2)
-        doll = puppet(server.path)
+        doll = puppet(server.address)
         doll.do(f"t = TempClient(c); s = t.adopt(decode_ref({encode_ref(ref)!r}))")
         if released:
             doll.do("s.release()")
@@ -163,7 +180,7 @@ def test_shares_of_a_dead_producer_that_nobody_adopts_are_dropped(
     server = manager(**TEMP, orphan_s=0.2)
     with server.client() as client:
         temp = TempClient(client)
-        doll = puppet(server.path)
+        doll = puppet(server.address)
         raw = doll.do("t = TempClient(c); r = encode_ref(t.put(np.arange(1 << 17), consumers=3))")
         ref = decode_ref(eval(raw))
         held = temp.adopt(ref)
@@ -217,8 +234,8 @@ def test_a_waiter_gets_the_room_that_comes_free(manager: Make) -> None:
 
     async def main() -> None:
         async with (
-            await AsyncMemoryManagerClient.connect(server.path) as one,
-            await AsyncMemoryManagerClient.connect(server.path) as two,
+            await AsyncMemoryManagerClient.connect(server.address) as one,
+            await AsyncMemoryManagerClient.connect(server.address) as two,
         ):
             holder, waiter = AsyncTempClient(one), AsyncTempClient(two)
             refs = [await holder.put(np.zeros(MIB // 8)) for _ in range(4)]
@@ -252,7 +269,7 @@ def test_who_is_killed_while_it_waits_at_its_own_bound_is_leased_nothing_more(
 ) -> None:
     server = manager(**TEMP, temp_client_bytes=2 * MIB)
     with server.client() as client:
-        doll = puppet(server.path)
+        doll = puppet(server.address)
         doll.do("t = TempClient(c); held = [t.alloc(1) for _ in range(512)]")  # so many that reclaiming takes turns
         doll.send("t.alloc(1, timeout=60)")
         while not client.stats()["temp_waiting"]:
@@ -342,7 +359,7 @@ def test_slots_that_lie_idle_elsewhere_come_back_when_room_is_short(manager: Mak
     server = manager(**TEMP)
 
     async def main() -> None:
-        async with await AsyncMemoryManagerClient.connect(server.path) as idle:
+        async with await AsyncMemoryManagerClient.connect(server.address) as idle:
             rich = AsyncTempClient(idle)
             for size in (4096, 16384, 65536):
                 rich.buffers.discard(await rich.alloc(size))

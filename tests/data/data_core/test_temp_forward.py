@@ -12,7 +12,9 @@ from omni_flow.data.errors import BadToken, PoolFull, StaleDescriptor
 from omni_flow.data.ledger import FORWARDS, FORWARDS_AT, MADE
 from omni_flow.data.temp_client import TempClient, decode_ref, encode_ref
 
-from .conftest import Make, Manager, Puppet
+from .conftest import TRANSPORTS, Make, Manager, Puppet
+
+pytestmark = pytest.mark.parametrize("transport", TRANSPORTS)
 
 MIB = 1 << 20
 TEMP = {"pools": (), "temp_bytes": 16 * MIB, "node": "n"}
@@ -122,7 +124,7 @@ def test_a_forwarder_killed_between_two_steps_takes_nothing_from_others_and_leav
         temp = TempClient(client)
         ref = temp.put(np.full(MIB, 5, np.uint8), consumers=2)
         mine = temp.adopt(ref)
-        doll = puppet(server.path)
+        doll = puppet(server.address)
         doll.do(f"raw = {encode_ref(ref)!r}")
         for line in STEPS[:step]:
             doll.do(line)
@@ -154,7 +156,7 @@ def test_what_a_dead_forwarders_readers_never_took_goes_when_the_producer_settle
         temp = TempClient(client)
         ref = temp.put(np.full(MIB, 5, np.uint8), consumers=2)
         direct = temp.adopt(ref)
-        doll = puppet(server.path)
+        doll = puppet(server.address)
         doll.do(f"raw = {encode_ref(ref)!r}")
         for line in STEPS:
             doll.do(line)
@@ -179,7 +181,7 @@ def test_a_dead_forwarder_costs_the_readers_of_a_living_producer_nothing_however
     with server.client() as client:
         temp = TempClient(client)
         ref = temp.put(np.full(MIB, 5, np.uint8), consumers=2)
-        doll = puppet(server.path)
+        doll = puppet(server.address)
         doll.do(f"raw = {encode_ref(ref)!r}")
         for line in STEPS:
             doll.do(line)
@@ -199,7 +201,7 @@ def test_messages_of_a_dead_forwarder_whose_producer_has_settled_are_good_for_a_
     with server.client() as client:
         temp = TempClient(client)
         ref = temp.put(np.full(MIB, 5, np.uint8))
-        doll = puppet(server.path)
+        doll = puppet(server.address)
         doll.do(f"raw = {encode_ref(ref)!r}")
         doll.do(STEPS[0])
         temp.settle([ref])
@@ -224,7 +226,7 @@ def test_a_producer_killed_after_the_forwarding_changes_nothing_for_the_readers(
     step: int, manager: Make, puppet: Callable[[str], Puppet]
 ) -> None:
     server = manager(**TEMP, orphan_s=0.2)
-    producer = puppet(server.path)
+    producer = puppet(server.address)
     raw = producer.do("t = TempClient(c); r = encode_ref(t.put(np.full(1 << 20, 5, np.uint8)))")
     with server.client() as one, server.client() as two:
         space = {"TempClient": TempClient, "decode_ref": decode_ref, "c": one, "raw": eval(raw)}
