@@ -264,8 +264,8 @@ class Child:
 def measure(rounds: int, folder: Path) -> dict[str, float]:
     """Rounds of both schedulers in turn."""
     from omni_flow.compute.kv_layout import kv_layout
-    from omni_flow.data.kv_pool import PoolSpec
     from omni_flow.data.launch import start
+    from omni_flow.data.pool_spec import PoolSpec
     from omni_flow.data.server import ServerConfig
     from omni_flow.testing import tiny_checkpoint
 

@@ -30,9 +30,9 @@ with atheris.instrument_imports(include=["omni_flow.data"]) if INNER else contex
 
     from omni_flow.data import messages as b
     from omni_flow.data.job_service import JobService
-    from omni_flow.data.kv_pool import PoolSpec
     from omni_flow.data.kv_service import KvService
     from omni_flow.data.launch import default_services
+    from omni_flow.data.pool_spec import PoolSpec
     from omni_flow.data.protocol import Op, encode
     from omni_flow.data.server import Server, ServerConfig
     from omni_flow.data.transfer import messages as t

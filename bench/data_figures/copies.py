@@ -13,8 +13,8 @@ import time
 import numpy as np
 
 from omni_flow.data.client import MemoryManagerClient
-from omni_flow.data.kv_pool import PoolSpec
 from omni_flow.data.messages import L2
+from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.temp_client import TempClient
 
 from .tools import Bench

@@ -10,7 +10,7 @@ import time
 import numpy as np
 
 from omni_flow.data.client import MemoryManagerClient
-from omni_flow.data.kv_pool import PoolSpec
+from omni_flow.data.pool_spec import PoolSpec
 
 from .tools import Bench
 

@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 
-from omni_flow.data.kv_pool import PoolSpec
+from omni_flow.data.pool_spec import PoolSpec
 
 from .tools import Bench, viewer
 

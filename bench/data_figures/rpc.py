@@ -7,7 +7,7 @@ import os
 import numpy as np
 
 from omni_flow.data.client import MemoryManagerClient
-from omni_flow.data.kv_pool import PoolSpec
+from omni_flow.data.pool_spec import PoolSpec
 
 from .tools import Bench, echo_server, median_s
 

@@ -311,8 +311,8 @@ def engine_config(folder: Path, options: argparse.Namespace, flags: dict[str, An
 def memory_manager(folder: Path, work: Path, ssd: Path, tiny: bool) -> tuple[Any, int]:
     """A memory manager with three tiers; returns its process and the bytes of a page."""
     from omni_flow.compute.kv_layout import kv_layout
-    from omni_flow.data.kv_pool import PoolSpec
     from omni_flow.data.launch import start
+    from omni_flow.data.pool_spec import PoolSpec
     from omni_flow.data.server import ServerConfig
 
     layout = kv_layout(json.loads((folder / "config.json").read_text()))

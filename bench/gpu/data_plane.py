@@ -25,9 +25,9 @@ import torch
 
 from omni_flow.data import cuda
 from omni_flow.data.client import MemoryManagerClient
-from omni_flow.data.kv_pool import PoolSpec
 from omni_flow.data.launch import start
 from omni_flow.data.messages import L1, L2
+from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.server import ServerConfig
 
 PAGE = 2 << 20

@@ -33,8 +33,8 @@ from omni_flow.compute.sglang.worker import namespace_of
 from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.device_memory import Sharing
 from omni_flow.data.identity import PageHash
-from omni_flow.data.kv_pool import PoolSpec
 from omni_flow.data.launch import start
+from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.server import ServerConfig
 
 TAIL: Final = 5

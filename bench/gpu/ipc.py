@@ -26,8 +26,8 @@ from checks import Checks, device_mib, device_says, device_settles
 from omni_flow.data import cuda
 from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.device_memory import Sharing
-from omni_flow.data.kv_pool import PoolSpec
 from omni_flow.data.launch import start
+from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.server import ServerConfig
 
 PAGE = 2 << 20

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from typing import Any
 
 from omni_flow.control.runtime.methods import Emit
-from omni_flow.data.kv_pool import PoolSpec
+from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.models.chat import ChatModel, ChatTurn
 
 from . import weights

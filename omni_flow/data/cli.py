@@ -21,9 +21,9 @@ from rich.table import Table
 from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.device_memory import Sharing
 from omni_flow.data.errors import DataError
-from omni_flow.data.kv_pool import PoolSpec
 from omni_flow.data.launch import default_services, load_config
 from omni_flow.data.logs import log_to_stderr
+from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.server import ServerConfig, serve
 from omni_flow.data.temp_client import TempClient
 from omni_flow.data.transfer.node_config import NodeConfig

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from omni_flow.data.accounts import Account, Reservation
 from omni_flow.data.errors import BadArgument, DataError, Refused, UnknownName
-from omni_flow.data.kv_pool import KvPool, PoolSpec
+from omni_flow.data.kv_pool import KvPool
 from omni_flow.data.messages import (
     L1,
     L2,
@@ -31,6 +31,7 @@ from omni_flow.data.messages import (
 )
 from omni_flow.data.policy import KeepHints
 from omni_flow.data.pool_pins import Pinned
+from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.prefix import first_needed, longest_prefix
 from omni_flow.data.protocol import MAX_BATCH, Message, Op
 from omni_flow.data.session import BaseService, Handler, Session

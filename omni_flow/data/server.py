@@ -33,8 +33,8 @@ from omni_flow.data.errors import (
 )
 from omni_flow.data.handshake import naming_vector
 from omni_flow.data.hostid import host_id
-from omni_flow.data.kv_pool import PoolSpec
 from omni_flow.data.messages import ArenaInfo, ArenaRef, Hello, PoolInfo, Tree, Welcome
+from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.protocol import Message, Op, decode, peek
 from omni_flow.data.session import Handler, Service, Session, Wire
 from omni_flow.data.unix_front import UnixFront

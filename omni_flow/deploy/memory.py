@@ -12,7 +12,7 @@ import msgspec
 
 from omni_flow.data import launch
 from omni_flow.data.errors import DataError
-from omni_flow.data.kv_pool import PoolSpec
+from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.server import ServerConfig
 
 log = logging.getLogger("omni_flow.deploy")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import msgspec
 
 from omni_flow.control.plan import Plan
-from omni_flow.data.kv_pool import PoolSpec
+from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.deploy.errors import LaunchError
 
 

@@ -21,7 +21,7 @@ from omni_flow.compute.sampling import Sampling
 from omni_flow.compute.sglang.config import EngineConfig
 from omni_flow.compute.sglang.kernel import SGLangEngine
 from omni_flow.compute.sglang.pages import LOT
-from omni_flow.data.kv_pool import PoolSpec
+from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.session_leases import lease_name
 from omni_flow.models.tokenizer import ChatMessage, Processor
 

@@ -27,9 +27,9 @@ from omni_flow.compute.sglang.kernel import SGLangEngine
 from omni_flow.compute.sglang.pages import LOT
 from omni_flow.compute.sglang.worker import namespace_of
 from omni_flow.data.client import MemoryManagerClient
-from omni_flow.data.kv_pool import PoolSpec
 from omni_flow.data.launch import start
 from omni_flow.data.messages import L2
+from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.server import ServerConfig
 
 PAGE, PAGES, QUOTA = 16, 400, 64

@@ -22,9 +22,9 @@ from omni_flow.compute.sglang.kernel import SGLangEngine
 from omni_flow.compute.sglang.worker import namespace_of
 from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.identity import PageHash
-from omni_flow.data.kv_pool import PoolSpec
 from omni_flow.data.launch import start
 from omni_flow.data.messages import L3
+from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.server import ServerConfig
 from omni_flow.data.transfer.client import TransferClient
 from omni_flow.data.transfer.node_config import NodeConfig

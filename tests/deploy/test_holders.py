@@ -15,8 +15,8 @@ import pytest
 from omni_flow import Context, Graph, Text, cache_aware, launch
 from omni_flow.control.runtime.prefixes import PIECE, Key, Prefix
 from omni_flow.data.client import MemoryManagerClient
-from omni_flow.data.kv_pool import PoolSpec
 from omni_flow.data.launch import start
+from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.server import ServerConfig
 from omni_flow.deploy.holders import ManagerHolders
 from omni_flow.deploy.memory import Memory

@@ -8,7 +8,7 @@ import pytest
 
 from omni_flow import Graph, launch
 from omni_flow.data.client import MemoryManagerClient
-from omni_flow.data.kv_pool import PoolSpec
+from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.deploy.errors import LaunchError
 from omni_flow.deploy.memory import Memory
 from omni_flow.deploy.pools import kv_pools

@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client.parser import text_string_to_metric_families
 
 from omni_flow import Graph, Text
-from omni_flow.data.kv_pool import PoolSpec
+from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.deploy.memory import Memory
 from omni_flow.serve.logs import JsonLines
 from omni_flow.serve.metrics import Histogram

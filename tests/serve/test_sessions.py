@@ -10,7 +10,7 @@ from websockets.sync.client import ClientConnection
 
 from omni_flow import Context, Graph, Text
 from omni_flow.data.client import MemoryManagerClient
-from omni_flow.data.kv_pool import PoolSpec
+from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.session_leases import lease_name
 from omni_flow.deploy.memory import Memory as Arenas
 from omni_flow.serve.endpoints import Realtime

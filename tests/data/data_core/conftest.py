@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from omni_flow.data.client import MemoryManagerClient, UnixLink
 from omni_flow.data.errors import DataError
-from omni_flow.data.kv_pool import PoolSpec
 from omni_flow.data.launch import start
 from omni_flow.data.messages import Hello
+from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.protocol import ERROR, Failure, Op, encode
 from omni_flow.data.server import ServerConfig
 

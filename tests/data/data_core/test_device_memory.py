@@ -17,8 +17,8 @@ import pytest
 
 from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.errors import BadArgument, DataError, Disconnected
-from omni_flow.data.kv_pool import PoolSpec
 from omni_flow.data.launch import load_config
+from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.server import ServerConfig
 
 SCRIPT = str(Path(__file__).parent.parent / "weights" / "device_of_host_memory.py")

@@ -18,8 +18,8 @@ import pytest
 from omni_flow.data.aio_client import AsyncMemoryManagerClient
 from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.errors import DataError, Disconnected, JobFailed, NoMover
-from omni_flow.data.kv_pool import PoolSpec
 from omni_flow.data.messages import L1, L2
+from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.temp_client import TempClient, encode_ref
 
 from .conftest import TRANSPORTS, Make, Puppet, keys, store

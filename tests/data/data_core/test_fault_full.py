@@ -14,8 +14,8 @@ import pytest
 from omni_flow.data.aio_client import AsyncMemoryManagerClient
 from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.errors import PoolFull
-from omni_flow.data.kv_pool import PoolSpec
 from omni_flow.data.messages import L1, L2, L3
+from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.temp_aio import AsyncTempClient
 from omni_flow.data.temp_buffers import TempBuffer
 from omni_flow.data.temp_client import TempClient

@@ -22,9 +22,9 @@ import pytest
 from omni_flow.data.aio_client import AsyncMemoryManagerClient
 from omni_flow.data.client import UnixLink
 from omni_flow.data.errors import Disconnected, Refused, StaleEpoch
-from omni_flow.data.kv_pool import PoolSpec
 from omni_flow.data.launch import default_services, start
 from omni_flow.data.messages import ArenaRef
+from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.protocol import Op, encode
 from omni_flow.data.server import Server, ServerConfig
 from omni_flow.data.unix_front import UnixFront

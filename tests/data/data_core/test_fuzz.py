@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from omni_flow.data.client import UnixLink
 from omni_flow.data.errors import BadMessage, Disconnected, Refused, StaleEpoch
-from omni_flow.data.kv_pool import PoolSpec
 from omni_flow.data.messages import Commit, Hello, Lookup, PoolName, Reserve
+from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.protocol import ERROR, Failure, Op, encode
 from omni_flow.data.server import ServerConfig
 

@@ -19,8 +19,8 @@ import pytest
 
 from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.errors import BadToken, JobFailed, NoMover, PoolFull, Refused
-from omni_flow.data.kv_pool import PoolSpec
 from omni_flow.data.messages import L1, L2, L3, Job, JobDone, L3Change, TierState
+from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.protocol import Column, Message, Op
 from omni_flow.data.server import ServerConfig
 

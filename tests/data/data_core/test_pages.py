@@ -12,8 +12,8 @@ import pytest
 
 from omni_flow.data.aio_client import AsyncMemoryManagerClient
 from omni_flow.data.errors import BadArgument, BadToken, NeverFits, PoolFull, Refused, UnknownName
-from omni_flow.data.kv_pool import PoolSpec
 from omni_flow.data.messages import L1, Group
+from omni_flow.data.pool_spec import PoolSpec
 
 from .conftest import TRANSPORTS, Make, keys, store
 

@@ -153,7 +153,8 @@ def test_keys_with_equal_beginnings_are_told_apart() -> None:
 
 
 def test_a_page_costs_at_most_150_bytes() -> None:
-    from omni_flow.data.kv_pool import KvPool, PoolSpec
+    from omni_flow.data.kv_pool import KvPool
+    from omni_flow.data.pool_spec import PoolSpec
 
     pool = KvPool(PoolSpec(name="kv", page_bytes=64, l1_pages=1 << 16))
     assert pool.nbytes / (1 << 16) <= 150

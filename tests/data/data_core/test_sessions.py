@@ -11,8 +11,8 @@ import pytest
 from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.errors import BadArgument, Refused
 from omni_flow.data.kv_client import Request, commit_request, end_session_request, keep_session_request
-from omni_flow.data.kv_pool import PoolSpec
 from omni_flow.data.messages import L1, L2, PoolName
+from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.posting_client import PostingClient
 from omni_flow.data.protocol import Op
 from omni_flow.data.session_leases import Change, SessionLeases

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.errors import BadToken, PoolFull
-from omni_flow.data.kv_pool import PoolSpec
+from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.server import ServerConfig
 
 from .conftest import Manager

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from omni_flow.data.client import MemoryManagerClient
-from omni_flow.data.kv_pool import PoolSpec
 from omni_flow.data.launch import start
+from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.server import ServerConfig
 
 PAGE = 8192

@@ -13,8 +13,8 @@ import pytest
 from ssd_node import CAP, PAGE, fill, names, node, right, when_on
 
 from omni_flow.data.client import MemoryManagerClient
-from omni_flow.data.kv_pool import PoolSpec
 from omni_flow.data.messages import L3
+from omni_flow.data.pool_spec import PoolSpec
 
 
 def test_pages_that_fit_neither_l1_nor_l2_come_back_from_disk_with_their_bytes(folder: Path, tmp_path: Path) -> None:

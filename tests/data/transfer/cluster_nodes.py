@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 
 from omni_flow.data.client import MemoryManagerClient
-from omni_flow.data.kv_pool import PoolSpec
 from omni_flow.data.launch import start
 from omni_flow.data.messages import L1, L2
+from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.server import ServerConfig
 from omni_flow.data.transfer.client import TransferClient
 from omni_flow.data.transfer.node_config import NodeConfig
