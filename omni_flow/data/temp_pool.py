@@ -9,6 +9,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
+
 from omni_flow.data.buddy import MIN_BLOCK, Buddy, Extents
 from omni_flow.data.errors import BadArgument, BadToken, DataError, Holder, NeverFits, PoolFull
 from omni_flow.data.ledger import BLOCK, LEASED, MAX_FANOUT, NONE, OWNED, PUBLISHED, U32
@@ -256,15 +258,30 @@ class TempPool:
             slot.left = slot.own = fanout
         return slot.left
 
-    def _back(self, number: int, generation: int, shares: int) -> None:
-        """Shares of a slot come back; nonsense is counted and ignored."""
+    def _back(self, number: int, generation: int, shares: int) -> Slot | None:
+        """Shares of a slot come back; nonsense is counted and ignored. Returns the slot if they were the last."""
         slot = self.slots.get(number)
         if slot is None or slot.generation != generation or self._shares(slot) < 0 or not 1 <= shares <= slot.left:
             self.counters["bad_releases"] += 1
-            return
+            return None
         slot.left -= shares
-        if not slot.left and not self._renew(slot):
-            self._free(slot)
+        return None if slot.left else slot
+
+    def _end(self, slots: Sequence[Slot]) -> None:
+        """All shares of these are back, if nobody lied: one that another ledger still holds stays for its holders."""
+        if not slots:
+            return
+        numbers = np.array([slot.number for slot in slots], np.uint32)
+        doubtful = np.zeros(len(slots), np.bool_)
+        for account in self.accounts.values():
+            doubtful |= account.holds(numbers)
+        held = self.held_shares() if doubtful.any() else {}
+        for slot in slots:
+            slot.left = held.get((slot.number, slot.generation), 0)
+            if slot.left:
+                self.counters["bad_releases"] += 1
+            elif not self._renew(slot):
+                self._free(slot)
 
     def harvest(self, accounts: Sequence[TempAccount], dead: bool = False) -> int:
         """Take in what clients have forwarded and released; of a dead one everything it held. Returns how many entries
@@ -280,10 +297,13 @@ class TempPool:
                 found.append((held, at, held[at].tolist()))
         for account in self.accounts.values() if found else accounts:
             self._take_forwards(account)
+        ended: list[Slot] = []
         for held, at, entries in found:
             held[at, 0] = NONE
             for _, shares, number, generation in entries:
-                self._back(number, generation, shares)
+                if slot := self._back(number, generation, shares):
+                    ended.append(slot)
+        self._end(ended)
         self.counters["harvests"] += len(found)
         return sum(len(entries) for _, _, entries in found)
 
@@ -335,7 +355,8 @@ class TempPool:
             raise BadToken(f"session {account.session} retracts {shares} shares of slot {number} it has not published")
         self.counters["retracted"] += shares
         slot.own -= shares
-        self._back(number, generation, shares)
+        if ended := self._back(number, generation, shares):
+            self._end((ended,))
 
     def settle(self, account: TempAccount, slots: list[tuple[int, int]], now: float) -> None:
         """Slots (number, generation) that this client has published, or forwarded, to readers of whom none comes from

@@ -17,7 +17,8 @@ import pytest
 
 from omni_flow.data.aio_client import AsyncMemoryManagerClient
 from omni_flow.data.client import MemoryManagerClient
-from omni_flow.data.errors import DataError, Disconnected, JobFailed, NoMover
+from omni_flow.data.errors import DataError, Disconnected, JobFailed, NoMover, PoolFull
+from omni_flow.data.ledger import BLOCK, CELLS, HELD, OWNED, RELEASED, TOP
 from omni_flow.data.messages import L1, L2
 from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.temp_client import TempClient, encode_ref
@@ -160,6 +161,39 @@ def test_a_client_out_of_descriptors_is_told_so_and_goes_on_when_there_are_some(
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (4096, 4096))
     assert doll.do("r = c.arena('kv/l1').size") == str(256 * 64)
     doll.do("r = TempClient(c).put(np.zeros(10)).offset")
+
+
+@pytest.mark.parametrize("end", ["flush", "close"])
+def test_a_liar_that_gives_back_what_others_hold_takes_it_from_nobody(end: str, manager: Make) -> None:
+    """In its own ledger it may write what it likes: here shares of others, released, or held when it ends."""
+    server = manager(pools=(), temp_bytes=MIB)
+    with server.client() as one, server.client() as two, server.client() as three:
+        out, into, lying = TempClient(one), TempClient(two), TempClient(three)
+        ref = out.put(np.full(MIB // 4, 7, np.uint8))
+        share = into.adopt(ref)
+        mine = share.numpy()
+        cells = np.frombuffer(lying.buffers._cells, np.uint32).reshape(-1, CELLS)
+        cells[OWNED] = [RELEASED if end == "flush" else HELD, 1, ref.offset // BLOCK, ref.generation]
+        lying.buffers._cells[TOP] = 1
+        if end == "flush":
+            lying.flush()
+        else:
+            three.close()
+            server.settle()
+        filled = [out.put(np.full(MIB // 4, 9, np.uint8)) for _ in range(3)]
+        with pytest.raises(PoolFull):
+            out.put(np.full(MIB // 4, 9, np.uint8), timeout=0.05)
+        assert share.valid()
+        assert (mine == 7).all()
+        del mine
+        share.release()
+        into.flush()
+        for one_more in filled:
+            into.adopt(one_more).release()
+        into.flush()
+        out.trim()
+        assert one.stats()["temp_free_bytes"] == MIB
+        assert one.stats()["temp_bad_releases"] >= 1
 
 
 TEMP_STEPS = (

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omni_flow.data.buddy import MIN_BLOCK, Buddy, Extents
 from omni_flow.data.digest_index import DigestIndex
+from omni_flow.data.kv_pool import KvPool
 from omni_flow.data.messages import L1, L3
 from omni_flow.data.page_table import PageTable
+from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.prefix import first_needed, longest_prefix
 from omni_flow.data.waits import Waiter, WaitQueue
 
@@ -153,11 +157,13 @@ def test_keys_with_equal_beginnings_are_told_apart() -> None:
 
 
 def test_a_page_costs_at_most_150_bytes() -> None:
-    from omni_flow.data.kv_pool import KvPool
-    from omni_flow.data.pool_spec import PoolSpec
-
-    pool = KvPool(PoolSpec(name="kv", page_bytes=64, l1_pages=1 << 16))
-    assert pool.nbytes / (1 << 16) <= 150
+    tracemalloc.start()
+    try:
+        pool = KvPool(PoolSpec(name="kv", page_bytes=64, l1_pages=1 << 16))
+        used = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert pool.nbytes <= used <= 150 << 16
 
 
 @settings(max_examples=60, deadline=None)
