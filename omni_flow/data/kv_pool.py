@@ -22,7 +22,6 @@ from omni_flow.data.pool_pins import SLICE_PAGES, PinnedPool
 from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.waits import Waiter, WaitQueue
 
-__all__ = ["KvPool", "PoolSpec"]
 U8 = NDArray[np.uint8]
 U32 = NDArray[np.uint32]
 SLICE_TOKENS: Final = 64
