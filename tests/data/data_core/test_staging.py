@@ -1,0 +1,61 @@
+"""Whose the staging share is: pages that go down never keep those waiting that somebody has asked for."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from omni_flow.data.jobs import PoolJobs
+from omni_flow.data.kv_pool import KvPool
+from omni_flow.data.messages import L1, L2
+from omni_flow.data.pool_spec import PoolSpec
+
+from .conftest import keys
+
+
+def stored(pool: KvPool, tier: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Sealed pages of a tier: slots and keys."""
+    names = keys(count)
+    slots = pool.table.tier(tier).reserve(count)
+    pool.table.seal(tier, slots, names)
+    pool.admit(tier, slots)
+    return slots, names
+
+
+def pool_of(staging: int) -> tuple[KvPool, PoolJobs]:
+    spec = PoolSpec(name="kv", page_bytes=64, l1_pages=64, l2_pages=64, l3_pages=100, staging=staging)
+    pool = KvPool(spec)
+    jobs = PoolJobs(pool)
+    jobs.l3_on = True
+    return pool, jobs
+
+
+def test_writes_to_the_disk_leave_half_of_the_share_to_fetches() -> None:
+    pool, jobs = pool_of(8)
+    slots, names = stored(pool, L2, 24)
+    store = jobs.demotion(1, L2, slots[:12], 0.0, 9.0)
+    assert store is not None
+    assert len(store.src_slots) == 4
+    assert jobs.demotion(2, L2, slots[12:], 0.0, 9.0) is None
+    copy, taken = jobs.copy(L2, L1, 3, names[12:], 0.0, 9.0, lambda _work, _ok: None)
+    assert copy is not None
+    assert taken == 4
+    jobs.finish(copy, np.ones(4, np.bool_), copy.places, 0.0)
+    jobs.finish(store, np.ones(4, np.bool_), np.arange(4, dtype=np.uint64), 0.0)
+    assert jobs.check_integrity() == pool.check_integrity() == []
+
+
+def test_a_share_of_one_slot_serves_both() -> None:
+    pool, jobs = pool_of(1)
+    slots, names = stored(pool, L2, 4)
+    store = jobs.demotion(1, L2, slots, 0.0, 9.0)
+    assert store is not None
+    jobs.finish(store, np.ones(1, np.bool_), np.zeros(1, np.uint64), 0.0)
+    copy, taken = jobs.copy(L2, L1, 2, names[1:], 0.0, 9.0, lambda _work, _ok: None)
+    assert copy is not None
+    assert taken == 1
+
+
+def test_by_default_jobs_have_a_fourth_of_the_tier_that_they_all_pass() -> None:
+    pool = KvPool(PoolSpec(name="kv", page_bytes=64, l1_pages=1600, l2_pages=400, l3_pages=100))
+    assert (pool.staging[L1].limit, pool.staging[L2].limit) == (100, 100)
+    assert KvPool(PoolSpec(name="kv", page_bytes=64, l1_pages=1600)).staging[L1].limit == 0
