@@ -191,7 +191,8 @@ class PoolJobs:
     ) -> tuple[Work | None, int]:
         """A job that copies the first of distinct `keys` (all in tier `src`, not in `dst`) up or down; both stay."""
         table = self.pool.table
-        rows = table.find(keys[:BATCH])
+        # no more than there may be targets: the rest would keep the share of the source's tier from a demotion for them
+        rows = table.find(keys[: min(BATCH, self._room(dst, urgent=True))])
         source = self._hold_source(src, table.slots_of(src)[rows])
         target = self._hold_target(dst, len(source), now, urgent=True)
         self._drop_source(src, source[len(target) :])

@@ -24,6 +24,8 @@ from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.protocol import ERROR, Failure, Op, encode
 from omni_flow.data.server import ServerConfig
 
+from .movers_rig import DEEP, FakeDisk
+
 
 class Manager:
     """A running memory manager. `address` is where its clients connect: its path, or a ZMQ endpoint of it."""
@@ -200,6 +202,15 @@ for line in sys.stdin:
         for stream in (self.process.stdin, self.process.stdout):
             assert stream is not None
             stream.close()
+
+
+@pytest.fixture
+def disk(manager: Make) -> Iterator[tuple[Manager, FakeDisk]]:
+    """A manager of three tiers, and its disk."""
+    server = manager(pools=(DEEP,))
+    fake = FakeDisk(server.path)
+    yield server, fake
+    fake.close()
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from omni_flow.data.protocol import Op
 from omni_flow.data.session_leases import Change, SessionLeases
 
 from .conftest import Make, Puppet, keys, store
-from .test_movers import PAGE, wait_for_mover
+from .movers_rig import PAGE, wait_for_mover
 
 A, B, C, D = (bytes([n]) * 32 for n in range(4))
 

@@ -1,0 +1,173 @@
+"""Pages on their way up, or to other nodes: fetches, prefetches and pushes, and who is in their way."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from omni_flow.data.client import MemoryManagerClient
+from omni_flow.data.errors import JobFailed
+from omni_flow.data.messages import L1, L2, L3
+from omni_flow.data.pool_spec import PoolSpec
+from omni_flow.data.server import ServerConfig
+
+from .conftest import Make, Manager, keys
+from .movers_rig import (
+    DEEP_FULL,
+    FULL,
+    PAGE,
+    FakeDisk,
+    WillingMover,
+    fill,
+    on_host_memory,
+    right_bytes,
+    wait_for_mover,
+)
+
+
+def test_pages_reach_the_third_tier_and_are_fetched_from_there(disk: tuple[Manager, FakeDisk]) -> None:
+    server, _ = disk
+    with server.client() as client:
+        names = keys(300)
+        fill(client, names, 4)
+        tiers = client.probe("kv", names)
+        assert (tiers & L3).any()
+        lost = int((tiers == 0).sum())
+        deep = names[tiers == L3][:8]
+        assert client.fetch("kv", deep).all()
+        assert right_bytes(client, deep) == 8
+        assert lost == 0
+        assert client.check() == []
+
+
+def test_a_bad_record_is_a_miss_and_never_wrong_bytes(disk: tuple[Manager, FakeDisk]) -> None:
+    server, fake = disk
+    with server.client() as client:
+        names = keys(200)
+        fill(client, names, 4)
+        deep = names[client.probe("kv", names) == L3][:8]
+        fake.sick = "rotten"
+        assert client.fetch("kv", deep).tolist() == [0] * len(deep)
+        assert client.probe("kv", deep).tolist() == [0] * len(deep)
+        assert client.stats()["pool_bad_records/kv"] == len(deep)
+
+
+def test_a_silent_disk_delays_nobody_past_the_deadline(disk: tuple[Manager, FakeDisk]) -> None:
+    server, fake = disk
+    with server.client() as client:
+        names = keys(200)
+        fill(client, names, 4)
+        deep = names[client.probe("kv", names) == L3][:4]
+        fake.sick = "silent"
+        with pytest.raises(JobFailed):
+            client.fetch("kv", deep, timeout=0.3)
+        for _ in range(30):
+            room = client.reserve("kv", 4, timeout=0.05)
+            client.commit("kv", room.token, keys(4))
+        fake.sick = ""
+        while client.stats()["pool_jobs_running/kv"]:
+            client.wait_end(0.01)
+        assert client.check() == []
+
+
+def test_a_recovered_disk_is_found_again(disk: tuple[Manager, FakeDisk]) -> None:
+    server, fake = disk
+    with server.client() as client:
+        names = keys(1200)
+        places = np.arange(1, 1201, dtype=np.uint64)
+        for i, name in enumerate(names):
+            fake.records[i + 1] = bytes([name[0]]) * PAGE
+        fake.tell("recovered", names, places, places)
+        assert client.stats()["pool_l3_pages/kv"] == 1000
+        assert client.fetch("kv", names[:8], tier=L2).all()
+        assert right_bytes(client, names[:8]) == 8
+        fake.tell("moved", names[8:9], places[8:9], places[9:10] + 7000)
+        fake.tell("dropped", names[8:10], places[8:10], places[8:10])
+        assert client.probe("kv", names[8:10]).tolist() == [L3, 0]
+
+
+def test_a_lookup_starts_the_prefetch_of_what_follows(disk: tuple[Manager, FakeDisk]) -> None:
+    server, fake = disk
+    with server.client() as client:
+        names = keys(8)
+        places = np.arange(1, 9, dtype=np.uint64)
+        for i, name in enumerate(names):
+            fake.records[i + 1] = bytes([name[0]]) * PAGE
+        fake.tell("recovered", names, places, places)
+        assert client.lookup("kv", names, prefetch=True).pages == 0
+        while client.lookup("kv", names, pin=False).pages < 8:
+            client.wait_end(0.01)
+        assert right_bytes(client, names) == 8
+
+
+def test_a_push_of_pages_that_only_the_disk_has_loads_them_first(disk: tuple[Manager, FakeDisk]) -> None:
+    server, _ = disk
+    with server.client() as client, WillingMover(server.path) as sent:
+        names = keys(60)
+        fill(client, names)
+        below = names[client.probe("kv", names) == L3][:4]
+        assert len(below) == 4
+        assert client.push("kv", below, "elsewhere").all()
+        assert {job.src for job in sent.jobs} == {L2}
+
+
+def test_a_push_of_pages_that_lie_on_a_device_brings_them_down_first(tmp_path: Path) -> None:
+    spec = PoolSpec(name="kv", page_bytes=PAGE, l1_pages=16, l2_pages=32, l1_device=0)
+    with (
+        on_host_memory(ServerConfig(path=str(tmp_path / "m.sock"), pools=(spec,))) as path,
+        MemoryManagerClient(path) as client,
+        WillingMover(path) as sent,
+        WillingMover(path, "cuda-copy") as copied,
+    ):
+        names = keys(6)
+        client.commit("kv", client.reserve("kv", 6).token, names)
+        assert client.push("kv", names, "elsewhere").all()
+        assert {(job.src, job.dst) for job in copied.jobs} == {(L1, L2)}
+        assert {job.src for job in sent.jobs} == {L2}
+        assert client.probe("kv", names).tolist() == [L1 | L2] * 6
+
+
+def test_pages_in_the_way_of_a_fetch_go_down(manager: Make) -> None:
+    with manager(pools=(FULL,), movers=(("copy",),)).client() as client:
+        wait_for_mover(client)
+        names = keys(160)
+        fill(client, names)
+        while client.stats()["pool_jobs_running/kv"]:
+            client.wait_end(0.01)
+        below = names[client.probe("kv", names) == L2]
+        assert len(below) >= 160 - FULL.l1_pages
+        assert client.fetch("kv", below, timeout=10).all()
+        assert right_bytes(client, names) == 160
+
+
+def test_pages_in_the_way_of_what_comes_from_the_disk_go_there(manager: Make) -> None:
+    server = manager(pools=(DEEP_FULL,))
+    with contextlib.closing(FakeDisk(server.path)) as disk, server.client() as client:
+        names, places = keys(40), np.arange(7001, 7041, dtype=np.uint64)
+        for place, name in zip(places.tolist(), names, strict=True):
+            disk.records[place] = bytes([name[0]]) * PAGE
+        disk.tell("recovered", names, places, places)
+        others = keys(40)
+        fill(client, others, 4)
+        assert client.fetch("kv", names[:24], tier=L2, timeout=10).all()
+        assert right_bytes(client, names[:24]) == 24
+        assert (client.probe("kv", others) != 0).all()
+        assert client.check() == []
+
+
+def test_pages_in_the_way_of_what_comes_from_another_node_go_down(manager: Make) -> None:
+    server = manager(pools=(DEEP_FULL,))
+    with (
+        contextlib.closing(FakeDisk(server.path)),
+        server.client() as client,
+        WillingMover(server.path, "pull") as pulled,
+    ):
+        others = keys(40)
+        fill(client, others, 4)
+        assert client.pull("kv", keys(24), "elsewhere", timeout=10).all()
+        assert pulled.jobs
+        assert (client.probe("kv", others) != 0).all()
+        assert client.check() == []
