@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -46,7 +47,7 @@ class Checks:
             yield
         except Exception as error:
             traceback.print_exc(limit=-3, file=sys.stderr, chain=False)
-            self.check(f"{name}: runs to its end", False, error=f"{type(error).__name__}: {error}"[:300])
+            self.check(f"{name}: runs to its end", False, error=last_lines(error))
 
     def summary(self) -> dict[str, Any]:
         """Everything so far, as plain values."""
@@ -64,6 +65,14 @@ class Checks:
     def status(self) -> int:
         """Exit status: 0 when there were checks and all passed."""
         return int(not self.results or any(not result["ok"] for result in self.results.values()))
+
+
+def last_lines(error: BaseException) -> str:
+    """Type of an exception and the last three lines of its text, of those that name an error if any do: the output of
+    a process that died ends with advice."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    named = [line for line in lines if re.search(r"\wError: |Assertion ", line)]
+    return " | ".join([type(error).__name__, *(named or lines)[-3:]])
 
 
 def device_says(what: str) -> str:
