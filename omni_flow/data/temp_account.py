@@ -80,10 +80,11 @@ class TempAccount:
         used = HELD_ENTRIES if all_of_it else min(self.cells[TOP], HELD_ENTRIES)
         return self.ledger[OWNED : OWNED + used]
 
-    def holds(self, numbers: Cells) -> NDArray[np.bool_]:
-        """Which of the slots (n,) its held entries name."""
+    def slots_held(self) -> list[int]:
+        """Slots that its held entries name."""
         held = self.held()
-        return np.isin(numbers, held[held[:, 0] != NONE, 2])
+        numbers: list[int] = held[held[:, 0] != NONE, 2].tolist()
+        return numbers
 
     def shares(self) -> int:
         """How many entries hold shares, or have just released some."""

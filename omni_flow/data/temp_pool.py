@@ -9,8 +9,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 
-import numpy as np
-
 from omni_flow.data.buddy import MIN_BLOCK, Buddy, Extents
 from omni_flow.data.errors import BadArgument, BadToken, DataError, Holder, NeverFits, PoolFull
 from omni_flow.data.ledger import BLOCK, LEASED, MAX_FANOUT, NONE, OWNED, PUBLISHED, U32
@@ -271,11 +269,9 @@ class TempPool:
         """All shares of these are back, if nobody lied: one that another ledger still holds stays for its holders."""
         if not slots:
             return
-        numbers = np.array([slot.number for slot in slots], np.uint32)
-        doubtful = np.zeros(len(slots), np.bool_)
-        for account in self.accounts.values():
-            doubtful |= account.holds(numbers)
-        held = self.held_shares() if doubtful.any() else {}
+        numbers = {slot.number for slot in slots}
+        doubtful = any(not numbers.isdisjoint(account.slots_held()) for account in self.accounts.values())
+        held = self.held_shares() if doubtful else {}
         for slot in slots:
             slot.left = held.get((slot.number, slot.generation), 0)
             if slot.left:
