@@ -20,6 +20,7 @@ from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.protocol import Column, Message, Op
 from omni_flow.data.server import ServerConfig
 
+STAND_IN = Path(__file__).parents[1] / "weights" / "device_of_host_memory.py"
 PAGE = 64
 SPEC = PoolSpec(name="kv", page_bytes=PAGE, l1_pages=64, l2_pages=256)
 DEEP = PoolSpec(name="kv", page_bytes=PAGE, l1_pages=16, l2_pages=32, l3_pages=1000)
@@ -165,9 +166,8 @@ class WillingMover:
 @contextlib.contextmanager
 def on_host_memory(config: ServerConfig) -> Iterator[str]:
     """A manager whose device is host memory; at its end it must be sound."""
-    script = Path(__file__).parents[1] / "weights" / "device_of_host_memory.py"
     read, write = os.pipe()
-    command = [sys.executable, str(script), "serve", msgspec.json.encode(config).decode(), "--ready-fd", str(write)]
+    command = [sys.executable, str(STAND_IN), "serve", msgspec.json.encode(config).decode(), "--ready-fd", str(write)]
     with subprocess.Popen(command, pass_fds=(write,)) as process:
         os.close(write)
         with open(read, "rb") as ready:

@@ -3,7 +3,8 @@
 `device_of_host_memory.py serve CONFIG --ready-fd N` is a memory manager on it, `… owner FD DEVICE` its owner process,
 `… role SOCKET [hold]` a role that gets two tensors on device 0 and says what happened as JSON lines; then `pss`,
 `write`, `open`, `host` on stdin ask for more. `… pool SOCKET [read]` is a role that maps the L1 of pool `kv`: `put`,
-`get`. Device memory is memory files, mapped as asked; what is shared by CUDA IPC is opened through its owner.
+`get`; `… mover SOCKET` the mover between its L1 and its L2. Device memory is memory files, mapped as asked; what is
+shared by CUDA IPC is opened through its owner.
 
 STAND_IN_EXPORTS in the environment: `no`, the device says that it can't export descriptors; `fails`, it says it can and
 can't.
@@ -18,7 +19,7 @@ import sys
 
 import numpy as np
 
-from omni_flow.data import cuda, cuda_owner, launch
+from omni_flow.data import cuda, cuda_mover, cuda_owner, launch
 from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.descriptors import arena_descriptor
 from omni_flow.data.errors import DataError, SystemRefusal
@@ -107,6 +108,19 @@ def close_ipc(address):
         LIBC.munmap(address, struct.unpack("<QQQ40x", handle)[2])
 
 
+class Stream:
+    """Copies at once."""
+
+    def pieces(self, host, device, stride, piece, count, to_host):
+        for i in range(count):
+            there, here = device + i * stride, host + i * piece
+            ctypes.memmove(*((here, there) if to_host else (there, here)), piece)
+
+    def wait(self):
+        pass
+
+
+cuda.Stream = Stream
 cuda.exports_descriptors = exports_descriptors
 cuda.allocate, cuda.free = allocate, free
 cuda.ipc_handle, cuda.open_ipc, cuda.close_ipc = ipc_handle, open_ipc, close_ipc
@@ -201,6 +215,8 @@ if __name__ == "__main__":
         launch.main(sys.argv[2:])
     elif sys.argv[1] == "owner":
         cuda_owner.main(sys.argv[1:])
+    elif sys.argv[1] == "mover":
+        cuda_mover.main(sys.argv[1:])
     elif sys.argv[1] == "pool":
         pool(sys.argv[2], "read" in sys.argv[3:])
     else:
