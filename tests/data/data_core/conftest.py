@@ -54,15 +54,20 @@ class Manager:
         self.process = start(self.config, log=self.config.path + ".log")
 
     def settle(self) -> None:
-        """Wait until every ended session has been taken back (the server does that between messages)."""
+        """Wait until the sessions of killed processes have ended and every ended one has been taken back."""
         with self.client(name="settle", role="viewer") as client:
-            while client.stats()["reclaims_running"]:
+            while client.stats()["reclaims_running"] or any(map(_is_gone, client.inspect())):
                 client.ping()
 
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.terminate()
             assert self.process.wait(20) == 0, self.log
+
+
+def _is_gone(row: dict[str, Any]) -> bool:
+    """Whether the process of a session has gone, which over ZMQ the server need not have seen yet."""
+    return row["pid"] != 0 and not os.path.exists(f"/proc/{row['pid']}")
 
 
 class Make(Protocol):
