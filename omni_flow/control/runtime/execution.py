@@ -10,7 +10,7 @@ import asyncio
 import inspect
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -180,23 +180,28 @@ class Execution:
     async def _run_queue(self) -> None:
         task = asyncio.current_task()
         while True:
+            given: Any = None
             while self._queue:
                 running = self._queue.popleft()
                 if not running.activation.closed:
                     running.runner = task
-                    await self._run(running)
+                    given = await self._run(running)
                     running.runner = None
-                del running  # an idle runner must not hold what its last activation was given
+                del running
                 if self._queue and not self._awake:
                     self._awake = True
                     self.node.loop.call_soon(self._relieve)
             self.node.flush()
+            del given  # its outputs have gone out; an idle runner must not hold what its last activation was given
             waiter: asyncio.Future[None] = self.node.loop.create_future()
             self._idle.append(waiter)
             await waiter
 
-    async def _run(self, running: Running) -> None:
-        """One activation of an `async` method. Whatever role code raises becomes its failure."""
+    async def _run(self, running: Running) -> Mapping[str, Any] | None:
+        """One activation of an `async` method. Whatever role code raises becomes its failure.
+
+        Returns what it was given, if it has outputs to send before that is released.
+        """
         try:
             method, activation = running.method, running.activation
             arguments = method.inputs.decode(activation.inputs)
@@ -220,13 +225,12 @@ class Execution:
                 raise
             elif running.runner is not None:
                 running.runner.uncancel()
-            return
+            return None
         except Exception as error:
             self.fail(running, error)
-            return
+            return None
         self.finish(running)
-        if not self._queue:
-            self.node.flush()  # before what the method was given is released
+        return arguments
 
     async def _stream(self, running: Running, result: Any) -> None:
         items: AsyncIterator[Any] = result if hasattr(result, "__anext__") else await result
