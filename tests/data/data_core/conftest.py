@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -58,6 +59,11 @@ class Manager:
         with self.client(name="settle", role="viewer") as client:
             while client.stats()["reclaims_running"] or any(map(_is_gone, client.inspect())):
                 client.ping()
+
+    def end(self) -> None:
+        """Not to be left behind, whatever has failed."""
+        if self.process.poll() is None:
+            self.kill()
 
     def close(self) -> None:
         if self.process.poll() is None:
@@ -135,12 +141,15 @@ def manager(transport: str) -> Iterator[Make]:
 
         make.made = made  # type: ignore[attr-defined]
         yield make
-        for one in made:
-            if one.process.poll() is None:
-                with one.client(role="viewer") as client:
-                    assert client.check() == []
-                    assert client.stats()["internal_errors"] == 0, one.log
-                one.close()
+        with contextlib.ExitStack() as ends:
+            for one in made:
+                ends.callback(one.end)
+            for one in made:
+                if one.process.poll() is None:
+                    with one.client(role="viewer") as client:
+                        assert client.check() == []
+                        assert client.stats()["internal_errors"] == 0, one.log
+                    one.close()
 
 
 def keys(n: int) -> NDArray[np.uint8]:
