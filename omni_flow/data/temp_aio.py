@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from omni_flow.data.ledger import BLOCK
 from omni_flow.data.messages import TempRetract
 from omni_flow.data.protocol import Op
-from omni_flow.data.temp_buffers import Maps, Share, TempBuffer, TempBuffers
+from omni_flow.data.temp_arrays import Share, TempBuffer
+from omni_flow.data.temp_buffers import Maps, TempBuffers
 from omni_flow.data.temp_client import copy_in, dtype_name, lease_body, leased_of
 from omni_flow.refs import TensorRef
 

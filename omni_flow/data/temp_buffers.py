@@ -1,4 +1,4 @@
-"""TempBuffers in a role process without any calls: buffers, shares, and the client's half of the ledger.
+"""TempBuffers in a role process without any calls: magazines, and the client's half of the ledger.
 
 `TempBuffers` knows no socket: it says when it has no slot left, or when the server should look into the ledger.
 `TempClient` and `AsyncTempClient` do the asking.
@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
 
 from omni_flow.data.arena import Arena
 from omni_flow.data.errors import BadArgument, PoolFull, Refused, StaleDescriptor
@@ -35,10 +34,8 @@ from omni_flow.data.ledger import (
     TOP,
     U32,
 )
+from omni_flow.data.temp_arrays import Share, TempBuffer
 from omni_flow.refs import TensorRef
-
-if TYPE_CHECKING:
-    import torch
 
 BATCH: Final = 64
 _RING_PART: Final = 4
@@ -80,121 +77,6 @@ class Maps(NamedTuple):
         for arena in (self.writer, self.reader):
             if arena is not None:
                 arena.populate()
-
-
-class TempBuffer:
-    """A slot of one's own: compute into `view`, `numpy` or `torch`, then publish it."""
-
-    __slots__ = ("_arena", "entry", "generation", "nbytes", "offset", "size", "slot")
-
-    def __init__(self, arena: Arena, entry: int, slot: int, generation: int, size: int, nbytes: int) -> None:
-        self._arena = arena
-        self.entry = entry
-        self.slot = slot
-        self.generation = generation
-        self.size = size
-        self.nbytes = nbytes
-        self.offset = slot * BLOCK
-
-    def view(self) -> memoryview:
-        return self._arena.view(self.offset, self.nbytes)
-
-    def numpy(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        return np.ndarray(shape, dtype, self._arena.view(self.offset, self.size))
-
-    def torch(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return self._arena.torch(self.offset, shape, dtype)
-
-
-class Share:
-    """A consumer's share of a published buffer; goes back when the last array over it does, or by `release`."""
-
-    __slots__ = ("__weakref__", "_entry", "_owner", "ref")
-
-    def __init__(self, owner: TempBuffers, entry: int, ref: TensorRef) -> None:
-        self._owner: TempBuffers | None = owner
-        self._entry = entry
-        self.ref = ref
-
-    def _living(self) -> TempBuffers:
-        owner = self._owner
-        if owner is None:
-            raise StaleDescriptor(f"slot at {self.ref.offset} has been released", "adopt once per use")
-        return owner
-
-    @property
-    def __array_interface__(self) -> dict[str, Any]:
-        ref = self.ref
-        owner = self._owner or self._living()
-        at = owner.reader_address + ref.offset
-        typestr = _typestrs.get(ref.dtype) or _typestr(ref.dtype)
-        return {"version": 3, "shape": ref.shape, "typestr": typestr, "data": (at, True)}
-
-    def array(self, torch: bool) -> NDArray[Any] | torch.Tensor:
-        """`torch()` or `numpy()`, as the producer had it."""
-        return self.torch() if torch else np.asarray(self)
-
-    def view(self) -> memoryview:
-        """The bytes, read-only; valid until `release`."""
-        return self._living().maps.reader.view(self.ref.offset, self.ref.nbytes)
-
-    def numpy(self) -> NDArray[Any]:
-        """A read-only array that keeps the share for as long as it, or any view of it, lives."""
-        return np.asarray(self)
-
-    def torch(self) -> torch.Tensor:
-        """A tensor that keeps the share; writing through it is a segmentation fault."""
-        import warnings
-
-        import torch
-
-        kind = getattr(torch, self.ref.dtype)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-            flat = torch.from_numpy(np.asarray(_Bytes(self)))
-        return flat.view(kind).reshape(self.ref.shape)
-
-    def valid(self) -> bool:
-        """Whether the slot still is the one described: to be asked after reading without trust in the producer."""
-        owner = self._owner
-        return owner is not None and owner.generation_of(self.ref.offset // BLOCK) == self.ref.generation
-
-    def release(self) -> None:
-        """Give the share back now. Arrays over it must not be read any more."""
-        owner, self._owner = self._owner, None
-        if owner is not None:
-            owner.give(self._entry, self.ref.nbytes)
-
-    def __del__(self) -> None:
-        owner = self._owner
-        if owner is not None:
-            owner.give(self._entry, self.ref.nbytes)
-
-
-class _Bytes:
-    """The bytes of a share for numpy, whatever their type."""
-
-    __slots__ = ("__array_interface__", "share")
-
-    def __init__(self, share: Share) -> None:
-        self.share = share
-        self.__array_interface__ = {**share.__array_interface__, "shape": (share.ref.nbytes,), "typestr": "|u1"}
-
-
-_typestrs: dict[str, str] = {}
-
-
-def _typestr(name: str) -> str:
-    found = _typestrs.get(name)
-    if found is None:
-        try:
-            kind = np.dtype(name)
-        except TypeError:
-            if name != "bfloat16":
-                raise BadArgument(f"numpy has no type {name!r}", "read the buffer as a tensor") from None
-            kind = np.dtype(np.uint16)
-        found = _typestrs[name] = kind.str
-    return found
 
 
 class TempBuffers:
@@ -457,7 +339,7 @@ class TempBuffers:
 
     def holds(self, share: Share) -> bool:
         """Whether a share is held through this ledger, of a slot that still is the one described."""
-        return share._owner is self and self._generations[share.ref.offset // BLOCK] == share.ref.generation
+        return share.owner is self and self._generations[share.ref.offset // BLOCK] == share.ref.generation
 
     def forward(self, share: Share, consumers: int = 1) -> None:
         """Give further shares of a held buffer to `consumers` readers: no copy, no slot. They adopt the descriptor of
@@ -475,7 +357,7 @@ class TempBuffers:
             raise PoolFull(f"{FORWARDS} forwards that the server has not seen", "flush")
         cells, ref = self._cells, share.ref
         at = (FORWARDS_AT + self._forwards % FORWARDS) * CELLS
-        cells[at] = share._entry // CELLS
+        cells[at] = share.entry // CELLS
         cells[at + 1] = consumers
         cells[at + 2] = ref.offset // BLOCK
         cells[at + 3] = ref.generation

@@ -16,7 +16,8 @@ from omni_flow.data.errors import Disconnected, PoolFull
 from omni_flow.data.ledger import BLOCK
 from omni_flow.data.messages import TempLease, TempLeased, TempRetract
 from omni_flow.data.protocol import Message, Op
-from omni_flow.data.temp_buffers import Maps, Share, TempBuffer, TempBuffers
+from omni_flow.data.temp_arrays import Share, TempBuffer
+from omni_flow.data.temp_buffers import Maps, TempBuffers
 from omni_flow.refs import TensorRef
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from omni_flow.data.errors import PoolFull
 from omni_flow.data.messages import L1, L2, L3
 from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.temp_aio import AsyncTempClient
-from omni_flow.data.temp_buffers import TempBuffer
+from omni_flow.data.temp_arrays import TempBuffer
 from omni_flow.data.temp_client import TempClient
 
 from .conftest import Make, keys

@@ -277,7 +277,7 @@ def test_liars_forward_only_what_they_hold(manager: Make) -> None:
         share = lying.adopt(lying.put(np.zeros(1000)))
         cells = np.frombuffer(lying.buffers._cells, np.uint32).reshape(-1, 4)
         slot = ref.offset // 4096
-        for at, record in enumerate(([share._entry // 4, 9, slot, ref.generation], [0, 1, slot, 1], [1 << 31] * 4)):
+        for at, record in enumerate(([share.entry // 4, 9, slot, ref.generation], [0, 1, slot, 1], [1 << 31] * 4)):
             cells[FORWARDS_AT + at] = record
         lying.buffers._cells[MADE] = 3
         share.release()
