@@ -61,10 +61,9 @@ def _plain(pipe: Any, folder: str, flags: dict[str, Any]) -> None:
     import sglang
 
     engine = sglang.Engine(
-        model_path=folder, load_format="dummy", skip_tokenizer_init=True, attention_backend="triton",
-        sampling_backend="pytorch", grammar_backend="none", moe_runner_backend="triton", page_size=PAGE,
-        log_level="warning", context_length=CONTEXT, max_running_requests=64, max_total_tokens=QUOTA,
-        dtype="bfloat16", **flags,
+        model_path=folder, load_format="dummy", skip_tokenizer_init=True, sampling_backend="pytorch",
+        grammar_backend="none", moe_runner_backend="triton", page_size=PAGE, log_level="warning",
+        context_length=CONTEXT, max_running_requests=64, max_total_tokens=QUOTA, dtype="bfloat16", **flags,
     )  # fmt: skip
     pipe.send("up")
     while (asked := pipe.recv()) is not None:
@@ -141,6 +140,21 @@ async def ours(engine: Any, ids: list[list[int]], count: int) -> tuple[float, li
     began = time.perf_counter()
     tokens = await asyncio.gather(*(one(prompt) for prompt in ids))
     return time.perf_counter() - began, list(tokens)
+
+
+async def first_token(engine: Any, prompt: list[int]) -> tuple[float, tuple[int, int, int]]:
+    """Seconds until the first token, and the tokens found in L1, L2 and L3."""
+    from omni_flow.compute.engine import EndEvent, Request, TokenEvent, Tokens
+    from omni_flow.compute.sampling import Sampling
+
+    began, seconds, hits = time.perf_counter(), 0.0, (0, 0, 0)
+    request = Request(spans=[Tokens(prompt)], sampling=Sampling(max_tokens=1, ignore_eos=True))
+    async for event in engine.generate(request):
+        if isinstance(event, TokenEvent):
+            seconds = time.perf_counter() - began
+        elif isinstance(event, EndEvent):
+            hits = event.hits
+    return seconds, hits
 
 
 async def first_and_second(engine: Any, prompt: list[int]) -> tuple[int, float, float]:

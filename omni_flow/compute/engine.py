@@ -6,6 +6,7 @@ events in an asynchronous stream. A second kernel implements `Engine` and nothin
 
 from __future__ import annotations
 
+import struct
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -59,12 +60,12 @@ class Layout(NamedTuple):
     """Spans laid out as one sequence.
 
     Args:
-        ids: a token id per position, placeholders where embeddings stand.
+        ids: int64, a token id per position, placeholders where embeddings stand.
         media: the embedding spans by position.
         embeddings: their rows, in the order of `media`.
     """
 
-    ids: list[int]
+    ids: npt.NDArray[np.int64]
     media: tuple[MediaSpan, ...]
     embeddings: tuple[Floats, ...]
 
@@ -72,25 +73,38 @@ class Layout(NamedTuple):
 def lay_out(spans: Sequence[Span]) -> Layout:
     """
     Raises:
-        BadRequest: no tokens at all, or embeddings that are not float32 of two dimensions.
+        BadRequest: no tokens at all, token ids that are no integers, or embeddings that are not float32 of two
+            dimensions.
     """
-    ids: list[int] = []
+    parts: list[npt.NDArray[np.int64]] = []
     media: list[MediaSpan] = []
     embeddings: list[Floats] = []
+    length = 0
     for span in spans:
         if isinstance(span, Tokens):
-            ids.extend(span.ids)
-            continue
-        if span.rows.dtype != np.float32 or span.rows.ndim != 2 or not len(span.rows):
-            raise BadRequest(
-                f"embeddings are {span.rows.dtype} of shape {span.rows.shape}", "give float32 (length > 0, hidden size)"
-            )
-        media.append(MediaSpan(len(ids), len(span), span.digest))
-        embeddings.append(span.rows)
-        ids.extend([span.placeholder] * len(span))
-    if not ids:
+            parts.append(_token_ids(span.ids))
+        else:
+            if span.rows.dtype != np.float32 or span.rows.ndim != 2 or not len(span.rows):
+                raise BadRequest(
+                    f"embeddings are {span.rows.dtype} of shape {span.rows.shape}",
+                    "give float32 (length > 0, hidden size)",
+                )
+            media.append(MediaSpan(length, len(span), span.digest))
+            embeddings.append(span.rows)
+            parts.append(np.full(len(span), span.placeholder, np.int64))
+        length += len(parts[-1])
+    if not length:
         raise BadRequest("a request without tokens", "give at least one")
-    return Layout(ids, tuple(media), tuple(embeddings))
+    return Layout(parts[0] if len(parts) == 1 else np.concatenate(parts), tuple(media), tuple(embeddings))
+
+
+def _token_ids(ids: Sequence[int]) -> npt.NDArray[np.int64]:
+    if isinstance(ids, np.ndarray) and ids.dtype == np.int64:
+        return ids
+    try:  # the fastest way that takes no other numbers
+        return np.frombuffer(struct.pack(f"{len(ids)}q", *ids), np.int64)
+    except struct.error as error:
+        raise BadRequest(f"token ids that are no 64-bit integers: {error}", "give whole numbers") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

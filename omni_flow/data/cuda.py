@@ -21,6 +21,7 @@ _POSIX_FD: Final = 1
 _HOST: Final = 1
 _ON_DEVICE: Final = 2
 _POSIX_FD_SUPPORTED: Final = 103
+_COMPUTE_CAPABILITY: Final = (75, 76)
 _LAZY_PEER_ACCESS: Final = 1
 IPC_HANDLE_BYTES: Final = 64
 IPC_GRAIN: Final = 2 << 20
@@ -129,6 +130,17 @@ def exports_descriptors(device: int) -> bool:
     _call("cuDeviceGet", c.byref(number), c.c_int(device))
     _call("cuDeviceGetAttribute", c.byref(value), c.c_int(_POSIX_FD_SUPPORTED), number)
     return bool(value.value)
+
+
+def compute_capability(device: int) -> tuple[int, int]:
+    """Of a device, as (9, 0) for Hopper."""
+    number, value = c.c_int(), c.c_int()
+    _call("cuDeviceGet", c.byref(number), c.c_int(device))
+    found = []
+    for attribute in _COMPUTE_CAPABILITY:
+        _call("cuDeviceGetAttribute", c.byref(value), c.c_int(attribute), number)
+        found.append(value.value)
+    return found[0], found[1]
 
 
 def granularity(device: int) -> int:

@@ -189,12 +189,15 @@ def page_hashes(
     step = 4 * page_size
     full = len(tokens) // page_size
     count = _U32.pack(page_size)
-    sha, digest, out = hashlib.sha256, bytes(parent), []
+    sha, digest = hashlib.sha256, PageHash(bytes(parent))
+    out: list[PageHash] = []
     # One concatenation a page: measured faster than update() calls and than filling a kept buffer.
-    for page in range(full):
-        message = b"pg" + digest + count + raw[page * step : page * step + step]
-        digest = sha(message + entries[page] if page in entries else message).digest()
-        out.append(PageHash(digest))
+    for start in range(0, full * step, step):
+        message = b"pg" + digest + count + raw[start : start + step]
+        if entries and (page := start // step) in entries:
+            message += entries[page]
+        digest = PageHash(sha(message).digest())
+        out.append(digest)
     if partial and full * page_size < len(tokens):
         rest = len(tokens) - full * page_size
         message = b"pg" + digest + _U32.pack(rest) + raw[full * step :] + entries.get(full, b"")

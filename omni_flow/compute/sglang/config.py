@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from omni_flow.compute.errors import BadRequest
+from omni_flow.data import cuda
+
+_HOPPER: Final = 9
+TRITON: Final = "triton"
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,8 +34,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         session_ttl: seconds that the pages of a session are kept after a turn, with a manager; 0: as any page.
         share_weights: with a manager, hold the weights there once for all engines of equal identity; random weights
             (`dummy`) are shared only where `revision` names them.
-        tail_graph: on a GPU, what is left of a prompt after a cache hit replays a decode graph where it is short
-            enough; it rounds as decode steps do, not as SGLang's extend.
+        tail_graph: on a GPU under SGLang's attention in Triton, what is left of a prompt after a cache hit replays a
+            decode graph where it is short enough; it rounds as decode steps do, not as SGLang's extend. Other
+            attention splits a long prefix by itself.
         rows_graph: on a GPU, fixed-row forwards replay a CUDA graph; off, they are launched kernel by kernel.
         rows_at_start: fixed-row forwards of so many rows are captured before the engine is ready, others when they are
             first asked for.
@@ -113,5 +118,12 @@ def server_arguments(config: EngineConfig) -> dict[str, Any]:
     if config.device == "cpu":
         arguments |= {"attention_backend": "torch_native", "disable_cuda_graph": True}
     else:
-        arguments |= {"attention_backend": "triton", "moe_runner_backend": "triton"}
+        arguments |= {"moe_runner_backend": "triton"}
+        if "attention_backend" not in config.extra:
+            arguments["attention_backend"] = _attention_backend()
     return arguments | config.extra
+
+
+def _attention_backend() -> str:
+    """Where the arena has been run with what SGLang itself would choose, that: FlashAttention 3 on Hopper."""
+    return "fa3" if cuda.compute_capability(0)[0] == _HOPPER else TRITON

@@ -169,7 +169,7 @@ class SGLangEngine:
             )
         sampling = request.sampling
         named = (*sampling.logit_bias, *(token for word in sampling.bad_words for token in word))
-        highest, lowest = max([*layout.ids, *named]), min([*layout.ids, *named])
+        highest, lowest = max([int(layout.ids.max()), *named]), min([int(layout.ids.min()), *named])
         if lowest < 0 or highest >= self.ready.vocabulary:
             raise BadRequest(f"token ids {lowest} to {highest}", f"the vocabulary has {self.ready.vocabulary}")
         if any(rows.shape[1] != self.ready.hidden for rows in layout.embeddings):
@@ -184,7 +184,7 @@ class SGLangEngine:
             await self._send(
                 Generate(
                     number,
-                    np.asarray(layout.ids, np.int64).tobytes(),
+                    layout.ids.tobytes(),
                     _media(layout),
                     request.sampling,
                     request.tenant,
@@ -219,7 +219,7 @@ class SGLangEngine:
         self._next = number = self._next + 1
         answers: asyncio.Queue[Answer] = asyncio.Queue()
         self._fixed[number] = answers
-        ids = np.asarray(layout.ids, np.int64).tobytes()
+        ids = layout.ids.tobytes()
         session = FixedSession(number, rows, self.ready.hidden, self._send, answers)
         try:
             await session.open(FixedOpen(number, ids, _media(layout), rows, placeholder, tenant))

@@ -5,6 +5,7 @@ It ends when the socket does, so it never outlives its role.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -19,7 +20,7 @@ from omni_flow.compute.checkpoint import check_tensors, checkpoint_revision, rea
 from omni_flow.compute.errors import BadRequest, ComputeError
 from omni_flow.compute.kv_layout import kv_layout
 from omni_flow.compute.sglang import plugin, takeover
-from omni_flow.compute.sglang.config import EngineConfig, server_arguments
+from omni_flow.compute.sglang.config import TRITON, EngineConfig, server_arguments
 from omni_flow.compute.sglang.keeper import Keeper
 from omni_flow.compute.sglang.loading import Loader
 from omni_flow.compute.sglang.pages import LOT, Fence, PageBook
@@ -55,7 +56,7 @@ def namespace_of(config: EngineConfig) -> Namespace:
     )
 
 
-def _takeover(config: EngineConfig) -> takeover.Takeover:
+def _takeover(config: EngineConfig, arguments: dict[str, Any]) -> takeover.Takeover:
     quota = config.max_tokens // config.page_size
     cpu = config.device == "cpu"
     if not config.manager:
@@ -89,7 +90,7 @@ def _takeover(config: EngineConfig) -> takeover.Takeover:
     namespace = namespace_of(config)
     weights = None
     if config.share_weights and (config.revision or config.load_format != "dummy"):
-        layout = [f"{name}={value}" for name, value in sorted(server_arguments(config).items()) if name in SHAPING]
+        layout = [f"{name}={value}" for name, value in sorted(arguments.items()) if name in SHAPING]
         weights = SharedWeights(client, namespace, [plugin.VERSION, config.device, *layout], info.l1_device)
     book = PageBook(PoolPages(client, config.pool, quota))
     return takeover.Takeover(
@@ -147,9 +148,10 @@ def start(config: EngineConfig, inlet: Inlet) -> Any:
 
     if config.threads:
         torch.set_num_threads(config.threads)
-    mine = _takeover(config)
+    arguments = server_arguments(config)
+    mine = _takeover(config, arguments)
     mine.rule = family.rule
-    mine.tail_graph = config.tail_graph
+    mine.tail_graph = config.tail_graph and arguments.get("attention_backend") == TRITON
     mine.step_hook = config.step_hook
     takeover.install(mine)
     plugin.check_versions()
@@ -162,18 +164,21 @@ def start(config: EngineConfig, inlet: Inlet) -> Any:
     from omni_flow.compute.sglang.fixed_rows import FixedRows
     from omni_flow.compute.sglang.scheduler import scheduler_class
 
-    arguments = ServerArgs(**server_arguments(config))
-    _set_envs_and_config(arguments)
-    publish(arguments, role="scheduler")
+    server = ServerArgs(**arguments)
+    _set_envs_and_config(server)
+    publish(server, role="scheduler")
     kind: Any = scheduler_class()
     kind.inlet = inlet
-    scheduler = kind(arguments, PortArgs.init_new(arguments), 0, 0, 0, 0, 0, 0, None)
+    scheduler = kind(server, PortArgs.init_new(server), 0, 0, 0, 0, 0, 0, None)
     plugin.verify(scheduler)
     mine.fixed = FixedRows(scheduler, graph=config.device == "cuda" and config.rows_graph)
     for rows in config.rows_at_start:
         mine.fixed.forward.prepare(rows)
     if config.device == "cuda":
         mine.book.fence = device_fence(scheduler)
+        torch.cuda.empty_cache()  # what loading and capturing needed for a while; other engines share the device
+    gc.collect()
+    gc.freeze()  # a collection in mid-decode need not walk what imports and loading made
     return scheduler
 
 

@@ -1,0 +1,47 @@
+"""How the spans of a request become one sequence, and which attention an engine on a GPU gets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from omni_flow.compute.engine import Embeddings, Tokens, lay_out
+from omni_flow.compute.errors import BadRequest
+from omni_flow.compute.sglang.config import EngineConfig, server_arguments
+from omni_flow.data import cuda
+from omni_flow.data.identity import MediaDigest
+
+
+def test_spans_follow_each_other_with_placeholders_for_embeddings() -> None:
+    rows = np.zeros((3, 8), np.float32)
+    layout = lay_out([Tokens([5, 6]), Embeddings(rows, MediaDigest(bytes(32)), 9), Tokens(np.array([7], np.int64))])
+    assert layout.ids.dtype == np.int64
+    assert layout.ids.tolist() == [5, 6, 9, 9, 9, 7]
+    assert [(span.start, span.length) for span in layout.media] == [(2, 3)]
+    assert layout.embeddings[0] is rows
+
+
+@pytest.mark.parametrize("ids", [[1.0], ["1"], [None], [1 << 70], [3, -(1 << 64)]])
+def test_token_ids_that_are_no_integers_are_refused(ids: list[Any]) -> None:
+    with pytest.raises(BadRequest, match="no 64-bit integers"):
+        lay_out([Tokens(ids)])
+
+
+def test_a_request_without_tokens_is_refused() -> None:
+    with pytest.raises(BadRequest, match="without tokens"):
+        lay_out([Tokens([])])
+
+
+@pytest.mark.parametrize(("capability", "attention"), [((9, 0), "fa3"), ((8, 9), "triton"), ((10, 0), "triton")])
+def test_attention_follows_the_device(
+    capability: tuple[int, int], attention: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda, "compute_capability", lambda _device: capability)
+    assert server_arguments(EngineConfig(model="m", device="cuda"))["attention_backend"] == attention
+
+
+def test_attention_that_is_named_is_taken_without_asking_a_device() -> None:
+    config = EngineConfig(model="m", device="cuda", extra={"attention_backend": "flashinfer"})
+    assert server_arguments(config)["attention_backend"] == "flashinfer"
