@@ -259,12 +259,11 @@ class Figures:
         """Other prompts, until the pages of this one lie in `tier` and none of them in a tier above."""
         for _ in range(1000):
             at = client.probe("kv", keys)
-            if not at.all():
-                raise RuntimeError("pages were dropped on their way down")
-            if not (at & above).any():
-                if (at & tier).all():
-                    return
-                await ours(self.a, [prompt], 1)  # some have gone too far: once more from the top
+            left = not (at & above).any()
+            if left and (at & tier).all():
+                return
+            if left or not at.all():
+                await ours(self.a, [prompt], 1)  # some were dropped or have gone too far: once more from the top
             await ours(self.a, self.fresh(1, 2048), 1)
             wait_for_jobs(client)
         raise RuntimeError(f"pages don't come to rest in {tier}")
