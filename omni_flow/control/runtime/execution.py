@@ -183,6 +183,7 @@ class Execution:
             given: Any = None
             while self._queue:
                 running = self._queue.popleft()
+                given = None  # the next method may run for long
                 if not running.activation.closed:
                     running.runner = task
                     given = await self._run(running)
