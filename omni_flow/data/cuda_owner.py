@@ -24,7 +24,7 @@ from omni_flow.data.errors import BadMessage, DataError, SystemRefusal, from_cod
 
 COMMAND: Final = (sys.executable, "-m", "omni_flow.data.cuda_owner")
 ANSWER_S: Final = 60.0
-"""How long an answer may take; the first one makes the context."""
+"""How long an answer may take, the first of which makes the context; who takes longer counts as ended."""
 END_S: Final = 5.0
 _MAX_MESSAGE: Final = 4096
 
@@ -71,7 +71,7 @@ class Owner:
             )
 
     def fileno(self) -> int:
-        """Readable, outside of calls, when the owner has ended."""
+        """Readable, outside of calls, when the owner has ended or was given up."""
         return self._sock.fileno()
 
     def allocate(self, nbytes: int) -> Allocated:
@@ -79,7 +79,7 @@ class Owner:
 
         Raises:
             OutOfMemory: the device does not have that much.
-            SystemRefusal: the owner has ended, or can't use the device.
+            SystemRefusal: the owner has ended, does not answer, or can't use the device.
         """
         try:
             self._sock.send(msgspec.msgpack.encode(Allocate(nbytes)))
@@ -87,6 +87,8 @@ class Owner:
         except OSError:
             raw = b""
         if not raw:
+            with contextlib.suppress(OSError):  # a late answer must not be taken for that to another request
+                self._sock.shutdown(socket.SHUT_RDWR)
             raise self.gone()
         answer: Allocated | Denied = msgspec.msgpack.decode(raw, type=Allocated | Denied)
         if isinstance(answer, Denied):
@@ -101,8 +103,8 @@ class Owner:
     def gone(self) -> SystemRefusal:
         """What to say once it has ended."""
         return SystemRefusal(
-            f"the owner of the memory of device {self.device} (process {self.process.pid}) has ended, and the memory "
-            "with it",
+            f"the owner of the memory of device {self.device} (process {self.process.pid}) has ended, or not answered "
+            f"for {ANSWER_S:g} s, and the memory is gone with it",
             "start the memory manager again",
         )
 

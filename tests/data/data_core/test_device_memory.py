@@ -15,8 +15,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from omni_flow.data import cuda_owner
 from omni_flow.data.client import MemoryManagerClient
-from omni_flow.data.errors import BadArgument, DataError, Disconnected
+from omni_flow.data.errors import BadArgument, DataError, Disconnected, SystemRefusal
 from omni_flow.data.launch import load_config
 from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.server import ServerConfig
@@ -199,6 +200,19 @@ def test_the_owner_ends_with_its_manager(manager: Callable[..., DeviceManager], 
     one.process.send_signal(end)
     one.process.wait(20)
     assert ends(owner)
+
+
+def test_an_owner_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    silent = "import socket, sys\nsock = socket.socket(fileno=int(sys.argv[1]))\nwhile sock.recv(4096): pass"
+    monkeypatch.setattr(cuda_owner, "ANSWER_S", 0.2)
+    owner = cuda_owner.Owner(0, (sys.executable, "-c", silent))
+    assert not select.select([owner], [], [], 0)[0]
+    for _ in range(2):
+        with pytest.raises(SystemRefusal, match=r"process \d+\) has ended, or not answered for 0.2 s"):
+            owner.allocate(2 << 20)
+        assert select.select([owner], [], [], 0)[0]
+    assert owner.process.wait(20) == 0
+    owner.close()
 
 
 def test_a_config_with_another_way_of_sharing_is_refused(tmp_path: Path) -> None:
