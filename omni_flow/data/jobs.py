@@ -90,13 +90,13 @@ class PoolJobs:
         share = self.pool.staging[bit]
         slots = slots[: self._room(bit, urgent)]
         if len(slots):
-            self.pool.table.pin(bit, slots)
+            self.pool.table.tier(bit).pin(slots)
             share.pin(slots)
         return slots
 
     def _drop_source(self, bit: int, slots: U32) -> None:
         if len(slots):
-            self.pool.table.unpin(bit, slots)
+            self.pool.table.tier(bit).unpin(slots)
             self.pool.staging[bit].unpin(slots)
 
     def _hold_target(self, bit: int, count: int, now: float, urgent: bool) -> U32:

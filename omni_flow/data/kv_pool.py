@@ -100,11 +100,10 @@ class KvPool(PinnedPool):
         queue.add(Waiter(account.session, least, deadline, attempt, expire))
 
     def _full(self, slots: SlotTier, share: Share, want: int) -> PoolFull:
-        pinned = int((slots.pins > 0).sum())
         reserved = int((slots.state == RESERVED).sum())
         return PoolFull(
             f"{want} pages of {slots.name} in pool {self.spec.name} not to be had: {slots.free.count} free, "
-            f"{reserved} reserved, {pinned} pinned of {slots.capacity}; "
+            f"{reserved} reserved, {slots.pinned} pinned of {slots.capacity}; "
             f"share {share.name!r} uses {share.used} of {share.limit}",
             "wait longer, or let the holders unpin",
             self.holders(),

@@ -59,7 +59,10 @@ class Stack:
 
 
 class SlotTier:
-    """Slots of L1 or L2: state, generation, the row that lives there, pins. Slot 0 may be kept as padding."""
+    """Slots of L1 or L2: state, generation, the row that lives there, pins. Slot 0 may be kept as padding.
+
+    `pinned`: how many slots have pins, whoever's and however many.
+    """
 
     def __init__(self, bit: int, slots: int, padding: int = 0) -> None:
         self.bit = bit
@@ -71,6 +74,7 @@ class SlotTier:
         self.generation = np.ones(slots, np.uint32)
         self.row = np.full(slots, NO_SLOT, np.uint32)
         self.pins = np.zeros(slots, np.uint32)
+        self.pinned = 0
         self.free = Stack(slots, min(padding, slots))
 
     def reserve(self, n: int) -> U32:
@@ -85,6 +89,18 @@ class SlotTier:
         self.generation[slots] += np.uint32(1)
         self.row[slots] = NO_SLOT
         self.free.give(slots)
+
+    def pin(self, slots: U32) -> None:
+        """Add one pin to each of distinct sealed slots."""
+        now = self.pins[slots]
+        self.pinned += len(now) - int(np.count_nonzero(now))
+        self.pins[slots] = now + np.uint32(1)
+
+    def unpin(self, slots: U32, times: U32 | int = 1) -> None:
+        """Take so many pins from each of distinct slots."""
+        now = self.pins[slots] - np.asarray(times, np.uint32)
+        self.pinned -= len(now) - int(np.count_nonzero(now))
+        self.pins[slots] = now
 
     def quarantine(self, slots: U32) -> None:
         self.state[slots] = QUARANTINED
@@ -199,13 +215,6 @@ class PageTable:
         tier.state[put] = SEALED
         return status, final
 
-    def pin(self, bit: int, slots: U32) -> None:
-        """Add one pin to each of distinct sealed slots."""
-        self.tier(bit).pins[slots] += np.uint32(1)
-
-    def unpin(self, bit: int, slots: U32) -> None:
-        self.tier(bit).pins[slots] -= np.uint32(1)
-
     def drop(self, bit: int, rows: U32) -> None:
         """Take away the copies of distinct rows in one tier; rows without a copy left are forgotten."""
         if bit == L3:
@@ -290,4 +299,6 @@ class PageTable:
                 faults.append(f"{tier.name}: a slot is neither free nor used")
             if (tier.pins[tier.state != SEALED] != 0).any():
                 faults.append(f"{tier.name}: a pin on a slot that is not sealed")
+            if tier.pinned != np.count_nonzero(tier.pins):
+                faults.append(f"{tier.name}: counts {tier.pinned} pinned slots, has {np.count_nonzero(tier.pins)}")
         return faults

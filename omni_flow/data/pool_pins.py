@@ -126,7 +126,7 @@ class PinnedPool(PoolRoom):
             parts.append((bit, mine))
         total = 0
         for bit, mine in parts:
-            self.table.pin(bit, mine)
+            self.table.tier(bit).pin(mine)
             account.share(bit).pin(mine)
             total += len(mine)
         lease = Lease(next(self.numbers), tiers, slots, total)
@@ -143,7 +143,7 @@ class PinnedPool(PoolRoom):
         for bit in (L1, L2):
             mine = lease.slots[at[lease.tiers[at] == bit]]
             if len(mine):
-                self.table.unpin(bit, mine)
+                self.table.tier(bit).unpin(mine)
                 account.share(bit).unpin(mine)
         lease.tiers[at] = 0
         lease.left -= len(at)
@@ -166,7 +166,7 @@ class PinnedPool(PoolRoom):
             mine = slots[tiers == bit]
             if len(mine):
                 distinct, times = np.unique(mine, return_counts=True)
-                self.table.tier(bit).pins[distinct] -= times.astype(np.uint32)
+                self.table.tier(bit).unpin(distinct, times.astype(np.uint32))
                 account.share(bit).unpin(distinct, times.astype(np.uint32))
         done = int((tiers != 0).sum())
         account.pinned -= done

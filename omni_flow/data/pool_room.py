@@ -165,6 +165,6 @@ class PoolRoom:
         if used <= self.spec.high * tier.capacity:
             return 0
         shares = {self.shared[bit], self.staging[bit], *(account.share(bit) for account in self.accounts.values())}
-        held = min(used, sum(share.used for share in shares))
+        held = tier.pinned + sum(share.reserved for share in shares)
         idle, room = used - held, tier.capacity - held
         return max(0, idle - math.ceil(self.spec.low * room)) if idle > self.spec.high * room else 0

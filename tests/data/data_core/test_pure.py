@@ -156,6 +156,21 @@ def test_keys_with_equal_beginnings_are_told_apart() -> None:
     assert status.tolist() == [0, 0, 1, 0]
 
 
+def test_a_page_that_several_have_pinned_is_held_once_when_a_tier_is_over_its_watermark() -> None:
+    pool = KvPool(PoolSpec(name="kv", page_bytes=64, l1_pages=100, high=0.9, low=0.8))
+    tier, names = pool.table.l1, np.random.default_rng(1).integers(0, 256, (100, 32), np.uint8)
+    pool.table.seal(L1, tier.reserve(100), names)
+    assert pool.over(L1) == 20
+    for session in range(4):
+        account = pool.open(session, 1, "engine", quota=20)
+        pool.pin(account, pool.choose(*pool.locate(names[:20], L1)))
+    assert tier.pinned == 20
+    assert pool.over(L1) == 80 - 64
+    for account in pool.accounts.values():
+        pool.unpin(account, *account.leases, None)
+    assert (tier.pinned, pool.over(L1)) == (0, 20)
+
+
 def test_a_page_costs_at_most_150_bytes() -> None:
     tracemalloc.start()
     try:
