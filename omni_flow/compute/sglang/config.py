@@ -125,5 +125,5 @@ def server_arguments(config: EngineConfig) -> dict[str, Any]:
 
 
 def _attention_backend() -> str:
-    """FlashAttention 3 on Hopper, as SGLang itself would choose; elsewhere Triton's. The arena has been run with both."""
+    """FlashAttention 3 on Hopper, as SGLang chooses; elsewhere Triton's: the arena has been run with both."""
     return "fa3" if cuda.compute_capability(0)[0] == _HOPPER else TRITON
