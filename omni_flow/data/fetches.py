@@ -141,10 +141,15 @@ class Fetches:
 
     def _classify(self, fetch: Fetch) -> tuple[NDArray[np.int64], U8]:
         waiting = np.flatnonzero(fetch.state == WAITING)
-        rows = self._pools[fetch.pool].table.find(fetch.keys[waiting])
-        tiers = self._pools[fetch.pool].table.tiers[rows]
+        return waiting, self._tiers(fetch, waiting)
+
+    def _tiers(self, fetch: Fetch, at: NDArray[np.int64]) -> U8:
+        """The tiers that have the keys at positions `at` now, as bits."""
+        table = self._pools[fetch.pool].table
+        rows = table.find(fetch.keys[at])
+        tiers = table.tiers[rows]
         tiers[rows < 0] = 0
-        return waiting, tiers
+        return tiers
 
     def _advance_fetch(self, fetch: Fetch, now: float) -> None:
         waiting, tiers = self._classify(fetch)
@@ -153,24 +158,33 @@ class Fetches:
         fetch.state[waiting[tiers == 0]] = FAILED
         other = L1 if fetch.tier == L2 else L2
         self._copy(fetch, waiting[~there & ((tiers & other) != 0)], other, fetch.tier, now)
-        self._run(fetch, waiting[tiers == L3], "load", self.jobs[fetch.pool].load, now)
+        self._run(fetch, waiting[tiers == L3], L3, "load", self.jobs[fetch.pool].load, now)
 
     def _copy(self, fetch: Fetch, at: NDArray[np.int64], src: int, dst: int, now: float) -> None:
-        self._run(fetch, at, "copy", functools.partial(self.jobs[fetch.pool].copy, src, dst), now)
+        self._run(fetch, at, src, "copy", functools.partial(self.jobs[fetch.pool].copy, src, dst), now)
 
-    def _run(self, fetch: Fetch, at: NDArray[np.int64], kind: str, plan: Plan, now: float) -> None:
-        """Plan jobs for the keys at positions `at` as far as staging room and movers go."""
+    def _run(self, fetch: Fetch, at: NDArray[np.int64], src: int, kind: str, plan: Plan, now: float) -> None:
+        """Plan jobs for the keys at positions `at`, all in tier `src` (0: at a peer), as far as staging and movers go.
+
+        The room for one job may have been that of pages that a later one was to read: those are looked for anew.
+        """
         while len(at):
             mover = self._mover(kind, fetch.pool)
             if mover is None:
                 raise NoMover(f"no mover for {kind}", "run the memory manager with its movers")
-            batch = at[:BATCH]
+            batch, at = at[:BATCH], at[BATCH:]
+            if src:
+                there = (self._tiers(fetch, batch) & src) != 0
+                self.dirty |= not there.all()
+                batch = batch[there]
+            if not len(batch):
+                continue
             work, taken = plan(next(self._numbers), fetch.keys[batch], now, fetch.deadline, self._arrival(fetch, batch))
             if work is None:
                 return
             fetch.state[batch[:taken]] = MOVING
             fetch.running += 1
-            at = at[taken:]
+            at = np.concatenate((batch[taken:], at))
             self._send(work, mover, now)
 
     def _arrival(self, fetch: Fetch, batch: NDArray[np.int64]) -> Done:
@@ -189,16 +203,16 @@ class Fetches:
         if fetch.kind == "pull":
             fetch.state[waiting[(tiers & (L1 | L2)) != 0]] = ARRIVED
             at = waiting[(tiers & (L1 | L2)) == 0]
-            self._run(fetch, at, "pull", functools.partial(jobs.pull, fetch.peer), now)
+            self._run(fetch, at, 0, "pull", functools.partial(jobs.pull, fetch.peer), now)
             return
         fetch.state[waiting[tiers == 0]] = FAILED
         below, above = waiting[(tiers & L2) != 0], waiting[(tiers & (L1 | L2)) == L1]
-        self._run(fetch, waiting[tiers == L3], "load", jobs.load, now)
-        self._run(fetch, below, "push", functools.partial(jobs.push, fetch.peer, L2), now)
+        self._run(fetch, below, L2, "push", functools.partial(jobs.push, fetch.peer, L2), now)
         if self._pools[fetch.pool].spec.l1_device >= 0:
             self._copy(fetch, above, L1, L2, now)
         else:
-            self._run(fetch, above, "push", functools.partial(jobs.push, fetch.peer, L1), now)
+            self._run(fetch, above, L1, "push", functools.partial(jobs.push, fetch.peer, L1), now)
+        self._run(fetch, waiting[tiers == L3], L3, "load", jobs.load, now)
 
     def _end(self, fetch: Fetch, error: DataError | None) -> None:
         fetch.over = True

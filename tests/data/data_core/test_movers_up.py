@@ -114,6 +114,17 @@ def test_a_push_of_pages_that_only_the_disk_has_loads_them_first(disk: tuple[Man
         assert {job.src for job in sent.jobs} == {L2}
 
 
+def test_a_push_of_more_than_fits_above_the_disk_gets_to_its_end(disk: tuple[Manager, FakeDisk]) -> None:
+    server, _ = disk
+    with server.client() as client, WillingMover(server.path) as sent:
+        names = keys(200)
+        fill(client, names, 4)
+        assert (client.probe("kv", names) == L3).sum() > server.config.pools[0].l2_pages
+        assert client.push("kv", names, "elsewhere", timeout=20).all()
+        assert {job.src for job in sent.jobs} == {L1, L2}
+        assert client.check() == []
+
+
 def test_a_push_of_pages_that_lie_on_a_device_brings_them_down_first(tmp_path: Path) -> None:
     spec = PoolSpec(name="kv", page_bytes=PAGE, l1_pages=16, l2_pages=32, l1_device=0)
     with (
@@ -141,6 +152,22 @@ def test_pages_in_the_way_of_a_fetch_go_down(manager: Make) -> None:
         assert len(below) >= 160 - FULL.l1_pages
         assert client.fetch("kv", below, timeout=10).all()
         assert right_bytes(client, names) == 160
+
+
+def test_room_for_one_job_may_be_that_of_pages_the_next_was_to_read(manager: Make) -> None:
+    spec = PoolSpec(name="kv", page_bytes=PAGE, l1_pages=400, l2_pages=400, staging=300, high=1.0, low=1.0)
+    with manager(pools=(spec,), movers=(("copy",),)).client() as client:
+        wait_for_mover(client)
+        names = keys(1000)
+        fill(client, names)
+        while client.stats()["pool_jobs_running/kv"]:
+            client.wait_end(0.01)
+        below = names[client.probe("kv", names) == L2]
+        assert len(below) == spec.l2_pages  # all that L2 has, so what goes down takes the place of some
+        came = client.fetch("kv", below, timeout=20)
+        assert 0 < came.sum() < len(below)
+        assert right_bytes(client, below[came == 1]) > 0
+        assert client.check() == []
 
 
 def test_pages_in_the_way_of_what_comes_from_the_disk_go_there(manager: Make) -> None:
