@@ -168,12 +168,7 @@ class Rows:
             engine.fixed_rows([Tokens(texts[1])], counts[1]) as second,
         ):
             given = [rows_kit.noise(10 + at, count, hidden) for at, count in enumerate(counts)]
-            for _ in range(20):  # the engine may look between the arrival of the first and of the second
-                before_both = (await engine.stats())["row_forwards"]
-                both = await asyncio.gather(first.step(given[0], mixed), second.step(given[1]))
-                forwards = (await engine.stats())["row_forwards"] - before_both
-                if forwards == 1:
-                    break
+            both, forwards = await together(engine, (first, given[0], mixed), (second, given[1], None))
             errors = [off(both[0], texts[0], given[0], mixed), off(both[1], texts[1], given[1], None)]
             judge("two sessions", errors, both[1], texts[1], given[1], None, [True] * counts[1])
             self.checks.check(f"rows, {name}: two sessions are one forward", forwards == 1, forwards=forwards)
@@ -210,7 +205,11 @@ class Rows:
         self.checks.check(f"traffic, {name}: nothing is held", counts["held"] == counts["locked"] == 0)
 
     async def graph(self, graph: Any, eager: Any, vocabulary: int, hidden: int) -> None:
-        """V2-Lite: a graph against kernels launched one by one."""
+        """V2-Lite: a graph against kernels launched one by one.
+
+        The two round differently: a graph has SGLang's second stream, and what rounds sends rows to other experts. They
+        may differ twice as much as rows launched alone do from the same rows launched beside those of a second session.
+        """
         import rows_kit
 
         from omni_flow.compute.engine import Tokens
@@ -236,9 +235,16 @@ class Rows:
                     f"{name}_spread_ms": [round(min(inside), 3), round(max(inside), 3)],
                     f"{name}_seen_ms": round(statistics.median(seen), 2),
                 }
+            async with (
+                eager.fixed_rows([Tokens(text)], rows) as first,
+                eager.fixed_rows([Tokens(text)], rows) as second,
+            ):
+                both, forwards = await together(eager, (first, given, None), (second, given, None))
+            floor = row_errors(both[0], made["eager"])
             error = row_errors(made["graph"], made["eager"])
             self.checks.check(
-                f"graph: {rows} rows", error < 1e-3, error=f"{error:.2g}",
+                f"graph: {rows} rows", forwards == 1 and error < max(1e-3, 2 * floor), error=f"{error:.2g}",
+                beside_another=f"{floor:.2g}",
                 bit_equal=bool(np.array_equal(made["graph"], made["eager"])), **figures,
             )  # fmt: skip
         sizes = (await graph.stats())["row_sizes"]
@@ -285,6 +291,18 @@ class Rows:
                 f"hook, {way}: codes and text", right and behind < 0.2, furthest_behind=f"{behind:.2g}",
                 same_as_pytorch=f"{equal} of {total}",
             )  # fmt: skip
+
+
+async def together(engine: Any, *steps: tuple[Any, Any, Any]) -> tuple[list[Any], int]:
+    """Hidden states of steps (session, rows, causal) at once, and the forwards they took: the engine may look between
+    their arrivals, so it is tried until they are one."""
+    for _ in range(20):
+        before = (await engine.stats())["row_forwards"]
+        both = await asyncio.gather(*(session.step(rows, causal) for session, rows, causal in steps))
+        forwards = (await engine.stats())["row_forwards"] - before
+        if forwards == 1:
+            break
+    return both, forwards
 
 
 async def logits(engine: Any, prompt: list[int]) -> Any:
