@@ -110,7 +110,10 @@ class PoolRoom:
         return ask
 
     def make_room(self, bit: int, count: int, now: float, urgent: bool) -> bool:
-        """See that `count` slots are free: drop what has another copy; write down the rest, or drop it if urgent."""
+        """See that `count` slots are free: drop what has another copy, write down the rest.
+
+        What the tier below does not take, or all of it if urgent, is dropped.
+        """
         tier = self.table.tier(bit)
         missing = count - tier.free.count
         if missing <= 0:
@@ -128,6 +131,8 @@ class PoolRoom:
                 planned = self.demote(bit, victims[alone], now)
                 coming = self.demoting(bit) or (bit == L1 and self.demoting(L2))
                 victims = np.delete(victims, alone if coming else alone[:planned])
+                if coming:
+                    victims = self._mirrored(bit, victims)
         if len(victims):
             self.evict(bit, victims)
         return tier.free.count >= count
@@ -139,8 +144,13 @@ class PoolRoom:
         alone = self.table.tiers[tier.row[victims]] == bit
         if alone.any():
             self.demote(bit, victims[alone], now)
-        if not alone.all():
-            self.evict(bit, victims[~alone])
+        rest = self._mirrored(bit, victims[~alone])
+        if len(rest):
+            self.evict(bit, rest)
+
+    def _mirrored(self, bit: int, slots: U32) -> U32:
+        """Those that have another copy now: the room below for a demotion may have been that of the other copy."""
+        return slots[self.table.tiers[self.table.tier(bit).row[slots]] != bit]
 
     def evict(self, bit: int, slots: U32) -> None:
         """Drop unpinned copies."""

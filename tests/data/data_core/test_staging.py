@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from omni_flow.data.jobs import PoolJobs
 from omni_flow.data.kv_pool import KvPool
@@ -59,3 +60,27 @@ def test_by_default_jobs_have_a_fourth_of_the_tier_that_they_all_pass() -> None:
     pool = KvPool(PoolSpec(name="kv", page_bytes=64, l1_pages=1600, l2_pages=400, l3_pages=100))
     assert (pool.staging[L1].limit, pool.staging[L2].limit) == (100, 100)
     assert KvPool(PoolSpec(name="kv", page_bytes=64, l1_pages=1600)).staging[L1].limit == 0
+
+
+@pytest.mark.parametrize("way", ["lower", "make_room"])
+def test_room_below_is_not_that_of_the_other_copies_of_pages_that_are_dropped_above(way: str) -> None:
+    pool, jobs = pool_of(32)
+
+    def demote(bit: int, slots: np.ndarray, now: float) -> int:
+        work = jobs.demotion(bit, bit, slots, now, 9.0)
+        return 0 if work is None else len(work.src_slots)
+
+    pool.demote = demote
+    _, both = stored(pool, L1, 16)
+    copies = pool.table.l2.reserve(16)
+    pool.table.seal(L2, copies, both)
+    pool.admit(L2, copies)
+    stored(pool, L2, 48)
+    stored(pool, L1, 48)
+    if way == "lower":
+        pool.lower(L1, 32, 0.0)
+    else:
+        pool.make_room(L1, 32, 0.0, urgent=False)
+    assert pool.demoting(L1) == 16
+    assert (pool.locate(both, L1 | L2)[0] >= 0).all()
+    assert jobs.check_integrity() == pool.check_integrity() == []
