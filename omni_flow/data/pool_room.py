@@ -150,7 +150,8 @@ class PoolRoom:
 
     def _mirrored(self, bit: int, slots: U32) -> U32:
         """Those that have another copy now: the room below for a demotion may have been that of the other copy."""
-        return slots[self.table.tiers[self.table.tier(bit).row[slots]] != bit]
+        other: Mask = self.table.tiers[self.table.tier(bit).row[slots]] != bit
+        return slots[other]
 
     def evict(self, bit: int, slots: U32) -> None:
         """Drop unpinned copies."""
