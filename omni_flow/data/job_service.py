@@ -270,13 +270,10 @@ class JobService(BaseService):
     def _balance(self, name: str, bit: int, now: float) -> None:
         """Move pages down when a tier has passed its high watermark."""
         pool = self._kv.pools[name]
-        over = pool.over(bit) - pool.demoting(bit)
-        if (
-            over > 0
-            and pool.spec.demote
-            and not pool.demoting(bit)
-            and self._mover("copy" if bit == L1 else "store", name)
-        ):
+        if not pool.spec.demote or pool.demoting(bit):
+            return
+        over = pool.over(bit)
+        if over and self._mover("copy" if bit == L1 else "store", name):
             pool.lower(bit, min(over, 4 * BATCH), now)
 
     def stats(self) -> dict[str, int | float]:
