@@ -75,12 +75,13 @@ class DeviceMemory:
             OutOfMemory: the device does not have that much.
             SystemRefusal: there is no such device, or no way to share its memory.
         """
+        exports = cuda.exports_descriptors(device)  # refused where there is no such device: no owner for any number
         if self._sharing == "ipc" or device in self._owners:
             return self._owned(name, size, device)
         if self._sharing == "vmm":
             return DeviceArena.create(name, size, device)
         reason: object = "its driver says so"
-        if cuda.exports_descriptors(device):
+        if exports:
             try:
                 return DeviceArena.create(name, size, device)
             except SystemRefusal as error:

@@ -17,6 +17,7 @@ import pytest
 
 from omni_flow.data import cuda_owner
 from omni_flow.data.client import MemoryManagerClient
+from omni_flow.data.device_memory import DeviceMemory
 from omni_flow.data.errors import BadArgument, DataError, Disconnected, SystemRefusal
 from omni_flow.data.launch import load_config
 from omni_flow.data.pool_spec import PoolSpec
@@ -213,6 +214,15 @@ def test_an_owner_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPat
         assert select.select([owner], [], [], 0)[0]
     assert owner.process.wait(20) == 0
     owner.close()
+
+
+def test_a_device_that_is_not_there_gets_no_owner_process() -> None:
+    watched: list[int] = []
+    memory = DeviceMemory("ipc", lambda fd, _call: watched.append(fd), lambda _error: None)
+    with pytest.raises(SystemRefusal):
+        memory.create("one", 2 << 20, 99)
+    assert watched == []
+    memory.close()
 
 
 def test_a_config_with_another_way_of_sharing_is_refused(tmp_path: Path) -> None:
