@@ -76,11 +76,12 @@ class AsyncTempClient:
         return self.buffers.publish(buffer, dtype, shape, consumers)
 
     async def put(self, array: NDArray[Any], consumers: int = 1, *, timeout: float = 10.0) -> TensorRef:
-        """Copy an array in and publish it."""
+        """See `TempClient.put`."""
+        name = dtype_name(array.dtype)
         buffer = await self.alloc(max(1, array.nbytes), timeout=timeout)
         buffer.nbytes = array.nbytes
         copy_in(buffer, array)
-        return self.buffers.publish(buffer, dtype_name(array.dtype), array.shape, consumers)
+        return self.buffers.publish(buffer, name, array.shape, consumers)
 
     def adopt(self, ref: TensorRef, shares: int = 1) -> Share:
         """See `TempClient.adopt`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,7 +67,11 @@ class Share:
         ref = self.ref
         owner = self.owner or self._living()
         at = owner.reader_address + ref.offset
-        typestr = _typestrs.get(ref.dtype) or _typestr(ref.dtype)
+        typestr, size = _elements.get(ref.dtype) or _element(ref.dtype)
+        if math.prod(ref.shape) * size > ref.nbytes:
+            raise BadArgument(
+                f"{ref.dtype} of shape {ref.shape} in {ref.nbytes} bytes", "publish what the buffer holds"
+            )
         return {"version": 3, "shape": ref.shape, "typestr": typestr, "data": (at, True)}
 
     def array(self, torch: bool) -> NDArray[Any] | torch.Tensor:
@@ -117,20 +122,28 @@ class _Bytes:
 
     def __init__(self, share: Share) -> None:
         self.share = share
-        self.__array_interface__ = {**share.__array_interface__, "shape": (share.ref.nbytes,), "typestr": "|u1"}
+        at = share._living().reader_address + share.ref.offset
+        self.__array_interface__ = {"version": 3, "shape": (share.ref.nbytes,), "typestr": "|u1", "data": (at, True)}
 
 
-_typestrs: dict[str, str] = {}
+_elements: dict[str, tuple[str, int]] = {}
 
 
-def _typestr(name: str) -> str:
-    found = _typestrs.get(name)
-    if found is None:
-        try:
-            kind = np.dtype(name)
-        except TypeError:
-            if name != "bfloat16":
-                raise BadArgument(f"numpy has no type {name!r}", "read the buffer as a tensor") from None
-            kind = np.dtype(np.uint16)
-        found = _typestrs[name] = kind.str
+def _element(name: str) -> tuple[str, int]:
+    """The typestr of numpy and the bytes of an element of the type called `name`."""
+    try:
+        kind = np.dtype(name)
+    except TypeError:
+        if name != "bfloat16":
+            raise BadArgument(f"numpy has no type {name!r}", "read the buffer as a tensor") from None
+        kind = np.dtype(np.uint16)
+    if not has_bytes(kind):
+        raise BadArgument(f"elements of type {name!r} have no byte form", "give an array of numbers")
+    found = _elements[name] = (kind.str, kind.itemsize)
     return found
+
+
+def has_bytes(kind: np.dtype[Any]) -> bool:
+    """Whether an array's elements mean the same to another process, and their type's name says all: numbers and times,
+    no objects (which are addresses), texts and records."""
+    return not kind.hasobject and not issubclass(kind.type, np.flexible)

@@ -12,11 +12,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from omni_flow.data.errors import Disconnected, PoolFull
+from omni_flow.data.errors import BadArgument, Disconnected, PoolFull
 from omni_flow.data.ledger import BLOCK
 from omni_flow.data.messages import TempLease, TempLeased, TempRetract
 from omni_flow.data.protocol import Message, Op
-from omni_flow.data.temp_arrays import Share, TempBuffer
+from omni_flow.data.temp_arrays import Share, TempBuffer, has_bytes
 from omni_flow.data.temp_buffers import Maps, TempBuffers
 from omni_flow.refs import TensorRef
 
@@ -38,13 +38,19 @@ def leased_of(reply: Message) -> tuple[int, list[tuple[int, int, int]]]:
 
 
 def copy_in(buffer: TempBuffer, array: NDArray[Any]) -> None:
-    """Copy a numpy array into a buffer."""
-    np.copyto(buffer.numpy(array.shape, array.dtype), array)
+    """Copy a numpy array into a buffer, in this machine's byte order: a type's name does not say any other."""
+    np.copyto(buffer.numpy(array.shape, array.dtype.newbyteorder("=")), array)
 
 
 @functools.cache
 def dtype_name(kind: np.dtype[Any]) -> str:
-    """`kind.name`, which numpy composes anew each time: after a copy, with cold caches, that took 16 µs."""
+    """`kind.name`, which numpy composes anew each time: after a copy, with cold caches, that took 16 µs.
+
+    Raises:
+        BadArgument: objects, texts and records.
+    """
+    if not has_bytes(kind):
+        raise BadArgument(f"an array of {kind} has no byte form", "give an array of numbers")
     return kind.name
 
 
@@ -108,11 +114,12 @@ class TempClient:
         return self.buffers.publish(buffer, dtype, shape, consumers)
 
     def put(self, array: NDArray[Any], consumers: int = 1, *, timeout: float = 10.0) -> TensorRef:
-        """Copy an array in and publish it."""
+        """Copy an array in and publish it. Raises BadArgument: its elements are no numbers."""
+        name = dtype_name(array.dtype)
         buffer = self.alloc(max(1, array.nbytes), timeout=timeout)
         buffer.nbytes = array.nbytes
         copy_in(buffer, array)
-        return self.buffers.publish(buffer, dtype_name(array.dtype), array.shape, consumers)
+        return self.buffers.publish(buffer, name, array.shape, consumers)
 
     def adopt(self, ref: TensorRef, shares: int = 1) -> Share:
         """Take a share; see `TempBuffers.adopt`. What this client has released makes room for it."""

@@ -339,6 +339,49 @@ def test_more_shares_than_the_ledger_has_entries_is_a_typed_error(manager: Make)
         assert client.check() == []
 
 
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
+def test_a_tensor_of_a_type_that_numpy_lacks_is_read(manager: Make, name: str) -> None:
+    torch = pytest.importorskip("torch")
+    server = manager(**TEMP)
+    with server.client() as client:
+        temp = TempClient(client)
+        values = torch.arange(8).to(getattr(torch, name))
+        buffer = temp.alloc(8)
+        buffer.torch((8,), values.dtype).copy_(values)
+        seen = temp.adopt(temp.publish(buffer, name, (2, 4))).torch()
+        assert seen.dtype == values.dtype
+        assert seen.float().tolist() == values.float().reshape(2, 4).tolist()
+
+
+def test_an_array_of_the_other_byte_order_is_read_with_its_values(manager: Make) -> None:
+    server = manager(**TEMP)
+    with server.client() as client:
+        temp = TempClient(client)
+        values = np.arange(6, dtype=np.dtype("f4").newbyteorder()).reshape(2, 3)
+        assert (temp.adopt(temp.put(values)).numpy() == values).all()
+
+
+def test_arrays_of_objects_texts_and_records_are_refused(manager: Make) -> None:
+    server = manager(**TEMP)
+    with server.client() as client:
+        temp = TempClient(client)
+        for values in (np.array([object()]), np.array(["a"]), np.array([b"a"]), np.zeros(2, [("a", "i4")])):
+            with pytest.raises(BadArgument, match="no byte form"):
+                temp.put(values)
+        lie = temp.publish(temp.alloc(8), "object", (1,))
+        with pytest.raises(BadArgument, match="no byte form"):
+            temp.adopt(lie).numpy()
+
+
+def test_an_array_larger_than_its_buffer_is_refused_to_its_reader(manager: Make) -> None:
+    server = manager(**TEMP)
+    with server.client() as client:
+        temp = TempClient(client)
+        share = temp.adopt(temp.publish(temp.alloc(4096), "float32", (1025,)))
+        with pytest.raises(BadArgument, match="in 4096 bytes"):
+            share.numpy()
+
+
 def test_after_a_restart_buffers_are_new_and_old_descriptors_stale(manager: Make) -> None:
     server = manager(**TEMP)
     with server.client() as client:
