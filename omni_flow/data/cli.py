@@ -23,8 +23,10 @@ from omni_flow.data.device_memory import Sharing
 from omni_flow.data.errors import DataError
 from omni_flow.data.launch import default_services, load_config
 from omni_flow.data.logs import log_to_stderr
+from omni_flow.data.policy import PolicyError
 from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.server import ServerConfig, serve
+from omni_flow.data.ssd import BadSsdConfig, SsdConfig
 from omni_flow.data.temp_client import TempClient
 from omni_flow.data.transfer.node_config import NodeConfig
 
@@ -49,7 +51,7 @@ def parse_size(text: str) -> int:
     last = text[-1:].upper()
     try:
         return int(float(text[:-1]) * (1 << units[last])) if last in units else int(text)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise typer.BadParameter(f"{text!r} is no size; write for example 512M") from error
 
 
@@ -94,6 +96,10 @@ def ssd_tier(specs: Sequence[PoolSpec], directory: str, size: str) -> tuple[tupl
     if not deep:
         raise typer.BadParameter("an SSD tier needs a pool with an L2: --pool name=kv,page=2M,l1=1024,l2=4096")
     cap = parse_size(size)
+    try:
+        SsdConfig(path=Path(directory), cap_bytes=cap // len(deep)).segment()
+    except BadSsdConfig as error:
+        raise typer.BadParameter(f"--ssd-bytes {size} for {len(deep)} pools: {error}") from error
     full = tuple(
         msgspec.structs.replace(spec, l3_pages=cap // len(deep) // spec.page_bytes)
         if spec.l2_pages and not spec.l3_pages
@@ -153,7 +159,11 @@ def serve_command(
     """Run the memory manager in the foreground until SIGTERM or Ctrl-C."""
     log_to_stderr(log_level)
     if config is not None:
-        settings = load_config(str(config))
+        try:
+            settings = load_config(str(config))
+        except DataError as error:
+            Console(stderr=True).print(f"[red]{error}[/red]")
+            raise typer.Exit(1) from error
     else:
         specs = tuple(parse_pool(text) for text in pool or ())
         movers = movers_of(specs)
@@ -177,7 +187,7 @@ def serve_command(
         settings = msgspec.structs.replace(settings, movers=(*settings.movers, exporter))
     try:
         serve(settings, default_services)
-    except DataError as error:
+    except (DataError, PolicyError) as error:
         Console(stderr=True).print(f"[red]{error}[/red]")
         raise typer.Exit(1) from error
 

@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -62,10 +63,12 @@ def load_config(path: str) -> ServerConfig:
     """Read a config file in JSON.
 
     Raises:
-        DataError: not a config; the message says where.
+        DataError: no file, or not a config; the message says where.
     """
-    with open(path, "rb") as file:
-        raw = file.read()
+    try:
+        raw = Path(path).read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}", "name a file with a ServerConfig in JSON") from error
     try:
         return msgspec.json.decode(raw, type=ServerConfig)
     except msgspec.MsgspecError as error:

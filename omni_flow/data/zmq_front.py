@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import zmq
 
-from omni_flow.data.errors import BadMessage
+from omni_flow.data.errors import BadMessage, SystemRefusal
 from omni_flow.data.protocol import MAX_MESSAGE, peek
 from omni_flow.data.session import Session
 from omni_flow.data.zmq_keys import require_safe, server_keys
@@ -53,6 +53,7 @@ class ZmqFront:
 
     Raises:
         Refused: an endpoint that others could reach, without a shared key.
+        SystemRefusal: an endpoint that is in use, or none.
     """
 
     def __init__(self, server: Server, endpoints: Sequence[str], shared: str) -> None:
@@ -70,7 +71,12 @@ class ZmqFront:
             require_safe(endpoint, shared)
             if endpoint.startswith("ipc://"):
                 os.makedirs(os.path.dirname(endpoint[6:]) or ".", mode=0o700, exist_ok=True)
-            self.socket.bind(endpoint)
+            try:
+                self.socket.bind(endpoint)
+            except zmq.ZMQError as error:
+                raise SystemRefusal(
+                    f"can't listen at {endpoint}: {error.strerror}", "choose another endpoint"
+                ) from error
         self.sessions: dict[bytes, tuple[Session, ZmqWire]] = {}
         self._pidfds: dict[int, int] = {}
         self._fd = int(self.socket.getsockopt(zmq.FD))

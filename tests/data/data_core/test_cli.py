@@ -144,6 +144,28 @@ def test_half_of_an_option_is_refused_with_what_is_missing() -> None:
         assert lack in result.output
 
 
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (["--pool", "name=kv,page=4K,l1=8,policy=mru"], 1, "mru"),
+        (["--pool", "name=kv,page=infK,l1=8"], 2, "infK"),
+        (["--pool", "name=kv,page=4K,l1=8,l2=8", "--ssd", "/nowhere", "--ssd-bytes", "-1G"], 2, "-1G"),
+        (["--pool", "name=kv,page=4K,l1=8,l2=8", "--ssd", "/nowhere", "--ssd-bytes", "1M"], 2, "1M"),
+        (["--endpoint", "nonsense"], 1, "nonsense"),
+        (["--config", "/nowhere/config.json"], 1, "/nowhere/config.json"),
+    ],
+)
+def test_what_serve_cannot_do_is_said_without_a_traceback(
+    tmp_path: Path, options: list[str], code: int, said: str
+) -> None:
+    tmp_path.chmod(0o700)
+    command = [sys.executable, "-m", "omni_flow.data.cli", "serve", "--path", str(tmp_path / "m.sock"), "--temp", "0"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=60)
+    assert done.returncode == code
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_sizes_and_pools_are_read_as_people_write_them() -> None:
     assert [parse_size(text) for text in ("64K", "1.5M", "2G", "77")] == [65536, 3 << 19, 2 << 30, 77]
     spec = parse_pool("name=kv,page=2M,l1=16,l3=9")
