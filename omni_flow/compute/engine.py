@@ -99,11 +99,11 @@ def lay_out(spans: Sequence[Span]) -> Layout:
 
 
 def _token_ids(ids: Sequence[int]) -> npt.NDArray[np.int64]:
-    if isinstance(ids, np.ndarray) and ids.dtype == np.int64:
+    if isinstance(ids, np.ndarray) and ids.dtype == np.int64 and ids.ndim == 1:
         return ids
     try:  # the fastest way that takes no other numbers
         return np.frombuffer(struct.pack(f"{len(ids)}q", *ids), np.int64)
-    except struct.error as error:
+    except (struct.error, TypeError) as error:
         raise BadRequest(f"token ids that are no 64-bit integers: {error}", "give whole numbers") from None
 
 

@@ -23,8 +23,8 @@ def test_spans_follow_each_other_with_placeholders_for_embeddings() -> None:
     assert layout.embeddings[0] is rows
 
 
-@pytest.mark.parametrize("ids", [[1.0], ["1"], [None], [1 << 70], [3, -(1 << 64)]])
-def test_token_ids_that_are_no_integers_are_refused(ids: list[Any]) -> None:
+@pytest.mark.parametrize("ids", [[1.0], ["1"], [None], [1 << 70], [3, -(1 << 64)], np.zeros((2, 2), np.int64)])
+def test_token_ids_that_are_no_integers_are_refused(ids: Any) -> None:
     with pytest.raises(BadRequest, match="no 64-bit integers"):
         lay_out([Tokens(ids)])
 

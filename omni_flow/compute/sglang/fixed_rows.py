@@ -99,6 +99,8 @@ class FixedRows:
             SamplingParams(max_new_tokens=1, temperature=0.0), vocab_size=scheduler.model_config.vocab_size,
         )  # fmt: skip
         request.sampling_params.normalize(None)
+        if asked.media:
+            request.positional_embed_overrides = embeddings(asked.media)
         media = [MediaSpan(m.start, m.length, MediaDigest(m.digest)) for m in asked.media]
         request.omni_chain = chain = PageChain(takeover.root_of(asked.tenant), media)
         chain.limit = context
@@ -117,8 +119,6 @@ class FixedRows:
         request.full_untruncated_fill_ids = request.origin_input_ids
         request.logprob_start_len = -1
         request.kv_committed_len = 1  # SGLang asks that a request with a row has something in it
-        if asked.media:
-            request.positional_embed_overrides = embeddings(asked.media)
         session = Session(request, context, asked.rows, node.depth * size)
         self.sessions[asked.number] = session
         self._write_places(session)
