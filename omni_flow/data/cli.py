@@ -97,7 +97,8 @@ def ssd_tier(specs: Sequence[PoolSpec], directory: str, size: str) -> tuple[tupl
         raise typer.BadParameter("an SSD tier needs a pool with an L2: --pool name=kv,page=2M,l1=1024,l2=4096")
     cap = parse_size(size)
     try:
-        SsdConfig(path=Path(directory), cap_bytes=cap // len(deep)).segment()
+        for spec in deep:
+            SsdConfig(path=Path(directory), cap_bytes=cap // len(deep), largest=spec.page_bytes).segment()
     except BadSsdConfig as error:
         raise typer.BadParameter(f"--ssd-bytes {size} for {len(deep)} pools: {error}") from error
     full = tuple(

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from omni_flow.data.ssd.errors import BadSsdConfig
-from omni_flow.data.ssd.format import BLOCK, Bytes
+from omni_flow.data.ssd.format import BLOCK, Bytes, footer_blocks
 from omni_flow.data.ssd.segments import FILE_OVERHEAD
 from omni_flow.data.ssd.table import NO_SLOT
 
@@ -39,7 +39,9 @@ class SsdConfig:
     Args:
         path: the directory; nobody else may use it.
         cap_bytes: most bytes on disk, everything included.
-        segment_bytes: size of a segment file; 0 takes a 32nd of the cap, within 1 MiB and 1 GiB.
+        segment_bytes: size of a segment file; 0 takes a 32nd of the cap, within 1 MiB and 1 GiB, and more where
+            `largest` needs it.
+        largest: bytes of the largest payload, which a segment must hold.
         max_records: most records, which bounds the memory (about 75 bytes a record); 0 takes one for each 8
             KiB of the
             cap, 2 million at most.
@@ -56,6 +58,7 @@ class SsdConfig:
     path: Path
     cap_bytes: int
     segment_bytes: int = 0
+    largest: int = 0
     max_records: int = 0
     threads: int = 4
     write_amplification: float = 1.3
@@ -73,8 +76,13 @@ class SsdConfig:
         Raises:
             BadSsdConfig: the sizes can't work together.
         """
-        size = self.segment_bytes or min(max(self.cap_bytes // 32, 1 << 20), 1 << 30)
+        needed = (1 + footer_blocks(1, 1) + -(-self.largest // BLOCK)) * BLOCK
+        size = self.segment_bytes or max(min(max(self.cap_bytes // 32, 1 << 20), 1 << 30), needed)
         size = size // BLOCK * BLOCK
+        if size < needed:
+            raise BadSsdConfig(
+                f"segments of {size} bytes hold no payload of {self.largest}", f"give at least {needed} bytes"
+            )
         if size < 4 * BLOCK:
             raise BadSsdConfig(f"segments of {size} bytes hold no record", "give at least 16 KiB")
         fit = (self.cap_bytes - FILE_OVERHEAD) // (size + FILE_OVERHEAD)

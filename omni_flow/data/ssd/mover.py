@@ -83,6 +83,7 @@ class SsdHandler:
             self._pages[pool.name] = link.pages(pool.name, L2)
             config = replace(
                 config,
+                largest=pool.page_bytes,
                 namespaces=frozenset({self._kinds[pool.name].namespace}),
                 on_change=partial(link.change, pool.name),
                 on_state=partial(self._switched, pool.name),
@@ -167,7 +168,9 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("socket", help="path of the manager's socket")
     parser.add_argument("directory", type=Path, help="where the tiers lie; on a disk, for nothing else")
     parser.add_argument("cap", type=int, help="most bytes on disk")
-    parser.add_argument("--segment", type=int, default=0, help="bytes of a segment file; 0: a 32nd of a pool's cap")
+    parser.add_argument(
+        "--segment", type=int, default=0, help="bytes of a segment file; 0: a 32nd of a pool's cap, a page at least"
+    )
     parser.add_argument("--threads", type=int, default=4, help="I/O threads a pool")
     parser.add_argument("--deadline", type=float, default=5.0, help="seconds one I/O may take")
     parser.add_argument("--metrics-port", type=int, default=0, help="serve Prometheus metrics on this loopback port")

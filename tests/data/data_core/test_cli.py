@@ -151,6 +151,7 @@ def test_half_of_an_option_is_refused_with_what_is_missing() -> None:
         (["--pool", "name=kv,page=infK,l1=8"], 2, "infK"),
         (["--pool", "name=kv,page=4K,l1=8,l2=8", "--ssd", "/nowhere", "--ssd-bytes", "-1G"], 2, "-1G"),
         (["--pool", "name=kv,page=4K,l1=8,l2=8", "--ssd", "/nowhere", "--ssd-bytes", "1M"], 2, "1M"),
+        (["--pool", "name=kv,page=2M,l1=8,l2=8", "--ssd", "/nowhere", "--ssd-bytes", "8M"], 2, "8M"),
         (["--endpoint", "nonsense"], 1, "nonsense"),
         (["--config", "/nowhere/config.json"], 1, "/nowhere/config.json"),
     ],

@@ -31,6 +31,7 @@ from omni_flow.data.ssd import (
     BufferMismatch,
     DirectIoUnsupported,
     DirectoryBusy,
+    SsdConfig,
     SsdTier,
     aligned_buffer,
 )
@@ -295,3 +296,13 @@ def test_a_closed_tier_answers_with_misses(tmp_path: Path) -> None:
     tier.close()
     assert put(tier, 2) == [False]
     assert get(tier, 1) == [None]
+
+
+def test_a_small_tier_has_segments_that_hold_its_largest_payload(tmp_path: Path) -> None:
+    largest = 3 << 20
+    with SsdTier.open(SsdConfig(path=tmp_path, cap_bytes=16 << 20, largest=largest)) as tier:
+        key = np.ones((1, 32), np.uint8)
+        assert tier.put(KIND, key, [bytes(largest)]).stored.all()
+        assert tier.get(key, [bytearray(largest)]).lengths.tolist() == [largest]
+    with pytest.raises(BadSsdConfig, match="hold no payload"):
+        SsdConfig(path=tmp_path, cap_bytes=16 << 20, segment_bytes=1 << 20, largest=largest).segment()
