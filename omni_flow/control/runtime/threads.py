@@ -60,6 +60,7 @@ class Threads:
                 job()
             except SystemExit as asked:  # of role code: it ends the process, as it does on the loop
                 self.post(functools.partial(_leave, asked))
+            del job  # an idle thread would hold what the method was given until the next comes
 
     def close(self) -> None:
         """Let threads end after the job they are at. Does not wait: a hanging job must not hang the replica."""
