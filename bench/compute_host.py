@@ -266,7 +266,7 @@ def measure(rounds: int, folder: Path) -> dict[str, float]:
     from omni_flow.compute.kv_layout import kv_layout
     from omni_flow.data.launch import start
     from omni_flow.data.pool_spec import PoolSpec
-    from omni_flow.data.server import ServerConfig
+    from omni_flow.data.server_config import ServerConfig
     from omni_flow.testing import tiny_checkpoint
 
     checkpoint = tiny_checkpoint("deepseek_v2", folder / "model")

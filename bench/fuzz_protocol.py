@@ -34,7 +34,8 @@ with atheris.instrument_imports(include=["omni_flow.data"]) if INNER else contex
     from omni_flow.data.launch import default_services
     from omni_flow.data.pool_spec import PoolSpec
     from omni_flow.data.protocol import Op, encode
-    from omni_flow.data.server import Server, ServerConfig
+    from omni_flow.data.server import Server
+    from omni_flow.data.server_config import ServerConfig
     from omni_flow.data.transfer import messages as t
     from omni_flow.data.weights import messages as w
     from omni_flow.data.weights.names import Family, TensorSpec, WeightName

@@ -26,7 +26,7 @@ from typing import Any
 from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.launch import start
 from omni_flow.data.pool_spec import PoolSpec
-from omni_flow.data.server import ServerConfig
+from omni_flow.data.server_config import ServerConfig
 from omni_flow.data.temp_client import TempClient
 
 EXPLAINED = """

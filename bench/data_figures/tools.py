@@ -13,7 +13,7 @@ from typing import Any
 
 from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.launch import start
-from omni_flow.data.server import ServerConfig
+from omni_flow.data.server_config import ServerConfig
 
 
 class Bench:

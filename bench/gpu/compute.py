@@ -333,7 +333,7 @@ def memory_manager(folder: Path, work: Path, ssd: Path, tiny: bool) -> tuple[Any
     from omni_flow.compute.kv_layout import kv_layout
     from omni_flow.data.launch import start
     from omni_flow.data.pool_spec import PoolSpec
-    from omni_flow.data.server import ServerConfig
+    from omni_flow.data.server_config import ServerConfig
 
     layout = kv_layout(json.loads((folder / "config.json").read_text()))
     page_bytes = layout.page_bytes(PAGE // 16, "float32") if tiny else layout.page_bytes(PAGE, "bfloat16")

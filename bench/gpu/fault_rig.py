@@ -35,7 +35,7 @@ from omni_flow.data.device_memory import Sharing
 from omni_flow.data.identity import PageHash
 from omni_flow.data.launch import start
 from omni_flow.data.pool_spec import PoolSpec
-from omni_flow.data.server import ServerConfig
+from omni_flow.data.server_config import ServerConfig
 
 TAIL: Final = 5
 CHUNKS: Final = 4

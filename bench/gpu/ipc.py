@@ -28,7 +28,7 @@ from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.device_memory import Sharing
 from omni_flow.data.launch import start
 from omni_flow.data.pool_spec import PoolSpec
-from omni_flow.data.server import ServerConfig
+from omni_flow.data.server_config import ServerConfig
 
 PAGE = 2 << 20
 PAGES = 512

@@ -25,7 +25,8 @@ from omni_flow.data.launch import default_services, load_config
 from omni_flow.data.logs import log_to_stderr
 from omni_flow.data.policy import PolicyError
 from omni_flow.data.pool_spec import PoolSpec
-from omni_flow.data.server import ServerConfig, serve
+from omni_flow.data.server import serve
+from omni_flow.data.server_config import ServerConfig
 from omni_flow.data.ssd import BadSsdConfig, SsdConfig
 from omni_flow.data.temp_client import TempClient
 from omni_flow.data.transfer.node_config import NodeConfig

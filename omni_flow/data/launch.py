@@ -24,7 +24,8 @@ from omni_flow.data.errors import DataError, Disconnected
 from omni_flow.data.job_service import JobService
 from omni_flow.data.kv_service import KvService
 from omni_flow.data.logs import log_to_stderr
-from omni_flow.data.server import Server, ServerConfig, serve
+from omni_flow.data.server import Server, serve
+from omni_flow.data.server_config import ServerConfig
 from omni_flow.data.session import Service
 from omni_flow.data.session_service import SessionService
 from omni_flow.data.temp_service import TempService
@@ -34,21 +35,25 @@ from omni_flow.data.weights.service import WeightService
 
 def default_services(server: Server) -> Sequence[Service]:
     """The services of a node: KV pools, sessions' leases on them, their movers, TempBuffers, weights."""
-    config = server.config
+    config, arenas = server.config, server.arenas
     kv = KvService(config.pools)
     jobs = JobService(kv, server, config.prefetch_bytes)
     services: list[Service] = [kv, SessionService(kv), jobs]
     if config.temp_bytes:
         temp = TempService(config.temp_bytes, config.temp_large_bytes, config.temp_client_bytes, config.orphan_s)
-        server.arena_of["temp/ledger"] = temp.ledger
-        server.arena_of["temp/generations"] = temp.generations
-        server.own_arenas.add("temp/ledger")
-        server.read_only_arenas.add("temp/generations")
+        arenas.made_by["temp/ledger"] = temp.ledger
+        arenas.made_by["temp/generations"] = temp.generations
+        arenas.own.add("temp/ledger")
+        arenas.read_only.add("temp/generations")
         services.append(temp)
     services.append(DirectoryService(kv.pools))
     services.append(
         WeightService(
-            server.arena_of, server.read_only_arenas, server.devices.create, config.weight_linger_s, time.monotonic
+            arenas.made_by,
+            arenas.read_only,
+            server.devices.create,
+            config.weight_linger_s,
+            time.monotonic,
         )
     )
     if config.movers:

@@ -15,13 +15,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
-import msgspec
-
-from omni_flow.data.arena import Arena
-from omni_flow.data.device_arena import DeviceArena
-from omni_flow.data.device_memory import DeviceMemory, OwnedArena, Sharing
+from omni_flow.data.device_memory import DeviceMemory
 from omni_flow.data.errors import (
     BadMessage,
     DataError,
@@ -33,9 +29,10 @@ from omni_flow.data.errors import (
 )
 from omni_flow.data.handshake import naming_vector
 from omni_flow.data.hostid import host_id
-from omni_flow.data.messages import ArenaInfo, ArenaRef, Hello, PoolInfo, Tree, Welcome
-from omni_flow.data.pool_spec import PoolSpec
+from omni_flow.data.messages import ArenaRef, Hello, PoolInfo, Tree, Welcome
 from omni_flow.data.protocol import Message, Op, decode, peek
+from omni_flow.data.served_arenas import ServedArenas
+from omni_flow.data.server_config import ServerConfig
 from omni_flow.data.session import Handler, Service, Session, Wire
 from omni_flow.data.unix_front import UnixFront
 from omni_flow.data.zmq_front import ZmqFront
@@ -45,61 +42,6 @@ SLICE_S: Final = 0.001
 LINGER_S: Final = 0.002
 QUICK: Final = frozenset((Op.PING, Op.PROBE, Op.LOOKUP, Op.UNPIN, Op.COMMIT, Op.T_FLUSH, Op.T_RENEW, Op.T_RETURN))
 ROLES: Final = ("client", "engine", "mover", "viewer")
-
-
-class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a memory manager serves.
-
-    Args:
-        path: of the Unix socket, in a directory of this user.
-        node: name of the node in descriptors, at most 32 characters; default: the host's.
-        pools: KV pools.
-        temp_bytes: arena of the TempBuffer pool; 0: none.
-        temp_large_bytes: part behind it for buffers larger than 256 MiB.
-        temp_client_bytes: most one client may hold of it; 0: no bound.
-        orphan_s: how long a published buffer of a dead producer waits for consumers who have not adopted it.
-        prefetch_bytes: most that prefetches from L3 may have under way.
-        uids: further users who may connect.
-        endpoints: ZMQ endpoints to serve as well (`ipc://…`, `tcp://127.0.0.1:…`).
-        shared_key: secret of all clients over ZMQ (CURVE); without one tcp endpoints are loopback only.
-        huge: use huge pages where there are any.
-        populate: `now`, `background` or `lazy`; see `Arena.create`.
-        device_memory: how memory of devices is shared: `vmm`, by CUDA virtual memory, read-only where asked for;
-            `ipc`, by CUDA IPC, which can't enforce that; `auto`, the first where the device can and else the second.
-        weight_linger_s: how long weights stay after their last user has gone.
-        movers: command lines of mover processes to run.
-    """
-
-    path: str
-    node: str = ""
-    pools: tuple[PoolSpec, ...] = ()
-    temp_bytes: int = 0
-    temp_large_bytes: int = 0
-    temp_client_bytes: int = 0
-    orphan_s: float = 30.0
-    prefetch_bytes: int = 256 << 20
-    uids: tuple[int, ...] = ()
-    endpoints: tuple[str, ...] = ()
-    shared_key: str = ""
-    huge: bool = True
-    populate: str = "now"
-    device_memory: Sharing = "auto"
-    weight_linger_s: float = 300.0
-    movers: tuple[tuple[str, ...], ...] = ()
-
-
-class ArenaFile(Protocol):
-    """What can be handed out as an arena: an `Arena`, or memory that the manager itself has not mapped."""
-
-    @property
-    def fd(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def page_size(self) -> int: ...
-    def reader_fd(self) -> int: ...
 
 
 @dataclass(slots=True)
@@ -121,10 +63,6 @@ class Server:
         self.config = config
         self.epoch = int.from_bytes(os.urandom(8), "little") >> 1 | 1
         self.poll = select.epoll()
-        self.arenas: dict[str, Arena | DeviceArena | OwnedArena] = {}
-        self.own_arenas: set[str] = set()
-        self.read_only_arenas: set[str] = set()
-        self.arena_of: dict[str, Callable[[Session, str], ArenaFile | OwnedArena]] = {}
         self.sessions: dict[int, Session] = {}
         self.reclaims: deque[Reclaim] = deque()
         self.watch: dict[int, Callable[[int], None]] = {}
@@ -140,7 +78,7 @@ class Server:
         self.failure: DataError | None = None
         self.on_stop: list[Callable[[], None]] = []
         self.devices = DeviceMemory(config.device_memory, self.watch_fd, self.fail)
-        self._make_arenas()
+        self.arenas = ServedArenas(config, self.devices)
         self.services: list[Service] = list(services(self))
         self.handlers: dict[int, Handler] = {
             Op.HELLO: self._hello,
@@ -161,21 +99,6 @@ class Server:
             config.path, self.poll, self.watch, uids, self.open_session, self.receive, self.close_session
         )
         self.zmq = ZmqFront(self, config.endpoints, config.shared_key) if config.endpoints else None
-
-    def _make_arenas(self) -> None:
-        config = self.config
-        for pool in config.pools:
-            for tier, pages in (("l1", pool.l1_pages), ("l2", pool.l2_pages)):
-                if pages and tier == "l1" and pool.l1_device >= 0:
-                    size = pages * pool.page_bytes
-                    self.arenas[f"{pool.name}/l1"] = self.devices.create(f"{pool.name}/l1", size, pool.l1_device)
-                elif pages:
-                    self._make(f"{pool.name}/{tier}", pages * pool.page_bytes)
-        if config.temp_bytes:
-            self._make("temp", config.temp_bytes + config.temp_large_bytes)
-
-    def _make(self, name: str, size: int) -> None:
-        self.arenas[name] = Arena.create(name, size, huge=self.config.huge, populate=self.config.populate)
 
     # -- the loop -----------------------------------------------------------------------------------------------
 
@@ -254,8 +177,7 @@ class Server:
         os.close(self._wake_r)
         os.close(self._wake_w)
         self.poll.close()
-        for arena in self.arenas.values():
-            arena.close()
+        self.arenas.close()
         self.devices.close()
 
     # -- sessions -----------------------------------------------------------------------------------------------
@@ -396,7 +318,7 @@ class Server:
             session.id,
             self.epoch,
             pools,
-            tuple(self.arenas),
+            self.arenas.names,
             self.config.temp_bytes,
             self.config.path,
             session.secret,
@@ -414,29 +336,7 @@ class Server:
             if found is None or found.secret != ref.secret or found.uid not in (session.uid, -1):
                 raise Refused("ARENA without HELLO", "say HELLO first, or name the session and its secret")
             owner = found
-        arena: ArenaFile | OwnedArena
-        if ref.name in self.arenas:
-            arena = self.arenas[ref.name]
-        else:
-            make = self.arena_of.get(ref.name)
-            if make is None:
-                raise UnknownName(f"arena {ref.name!r}", f"there are {', '.join((*self.arenas, *self.arena_of))}")
-            arena = make(owner, ref.name)
-        if ref.write and (owner.read_only or ref.name in self.read_only_arenas) and ref.name not in self.own_arenas:
-            raise Refused(f"session {owner.id} may only read {ref.name}", "map it without write")
-        if isinstance(arena, OwnedArena):
-            session.reply(message, arena.info)
-            return
-        device = arena.device if isinstance(arena, DeviceArena) else -1
-        info = ArenaInfo(ref.name, arena.size, arena.kind, arena.page_size, device)
-        if ref.write:
-            session.reply(message, info, fds=(arena.fd,))
-            return
-        fd = arena.reader_fd()
-        try:
-            session.reply(message, info, fds=(fd,))
-        finally:
-            os.close(fd)
+        self.arenas.hand_out(ref, owner, session, message)
 
     def _ping(self, session: Session, message: Message) -> None:
         session.reply(message)
@@ -463,8 +363,7 @@ class Server:
         numbers["reclaim_last_s"] = self.reclaim_last_s
         numbers["reclaim_seen_at"] = self.reclaim_seen_at
         numbers["reclaim_slice_worst_s"] = self.reclaim_worst_s
-        for name, arena in self.arenas.items():
-            numbers[f"arena_bytes/{name}"] = arena.size
+        numbers.update(self.arenas.stats())
         for service in self.services:
             numbers.update(service.stats())
         return numbers

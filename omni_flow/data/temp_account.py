@@ -148,3 +148,16 @@ class TempAccount:
         self.free_entries.append(slot.entry)
         if self.ledger is not None:
             self.ledger[slot.entry, 0] = NONE
+
+    def check_integrity(self) -> list[str]:
+        """Violated invariants, empty when sound."""
+        faults: list[str] = []
+        if sum(slot.size for slot in self.owned.values()) != self.bytes:
+            faults.append("bytes miscounted")
+        if sum(slot.size for slot in self.kept.values()) != self.kept_bytes:
+            faults.append("kept bytes miscounted")
+        if any(self.owned.get(entry) is not slot for entry, slot in self.kept.items()):
+            faults.append("keeps what it does not own")
+        if len(self.owned) + len(self.free_entries) != OWNED:
+            faults.append("entries miscounted")
+        return faults

@@ -485,14 +485,7 @@ class TempPool:
         if any(a + size > b for (a, size), (b, _) in itertools.pairwise(spans)):
             faults.append("two slots overlap")
         for account in self.accounts.values():
-            if sum(slot.size for slot in account.owned.values()) != account.bytes:
-                faults.append(f"session {account.session}: bytes miscounted")
-            if sum(slot.size for slot in account.kept.values()) != account.kept_bytes:
-                faults.append(f"session {account.session}: kept bytes miscounted")
-            if any(account.owned.get(entry) is not slot for entry, slot in account.kept.items()):
-                faults.append(f"session {account.session}: keeps what it does not own")
-            if len(account.owned) + len(account.free_entries) != OWNED:
-                faults.append(f"session {account.session}: entries miscounted")
+            faults += [f"session {account.session}: {fault}" for fault in account.check_integrity()]
         owned = sum(len(account.owned) for account in self.accounts.values())
         if owned + len(self.orphans) != len(self.slots):
             faults.append(f"{len(self.slots)} slots, {owned} owned, {len(self.orphans)} orphans")

@@ -13,7 +13,7 @@ import msgspec
 from omni_flow.data import launch
 from omni_flow.data.errors import DataError
 from omni_flow.data.pool_spec import PoolSpec
-from omni_flow.data.server import ServerConfig
+from omni_flow.data.server_config import ServerConfig
 
 log = logging.getLogger("omni_flow.deploy")
 

@@ -30,7 +30,7 @@ from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.launch import start
 from omni_flow.data.messages import L2
 from omni_flow.data.pool_spec import PoolSpec
-from omni_flow.data.server import ServerConfig
+from omni_flow.data.server_config import ServerConfig
 
 PAGE, PAGES, QUOTA = 16, 400, 64
 FOLDER = kit.GOLDENS / "deepseek_v2_lite"

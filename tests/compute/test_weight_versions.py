@@ -14,7 +14,7 @@ from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.errors import UnknownName
 from omni_flow.data.identity import Namespace
 from omni_flow.data.launch import start
-from omni_flow.data.server import ServerConfig
+from omni_flow.data.server_config import ServerConfig
 from omni_flow.data.weights.client import WeightClient
 from omni_flow.data.weights.names import Family
 

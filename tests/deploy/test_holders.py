@@ -17,7 +17,7 @@ from omni_flow.control.runtime.prefixes import PIECE, Key, Prefix
 from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.launch import start
 from omni_flow.data.pool_spec import PoolSpec
-from omni_flow.data.server import ServerConfig
+from omni_flow.data.server_config import ServerConfig
 from omni_flow.deploy.holders import ManagerHolders
 from omni_flow.deploy.memory import Memory
 

@@ -15,7 +15,7 @@ from omni_flow.control.runtime.tensors import TensorGone
 from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.launch import start
 from omni_flow.data.ledger import FORWARDS, HELD_ENTRIES
-from omni_flow.data.server import ServerConfig
+from omni_flow.data.server_config import ServerConfig
 from omni_flow.deploy.tensors import ArenaTensors
 
 

@@ -14,7 +14,7 @@ from omni_flow.compute.engine import EndEvent
 from omni_flow.compute.errors import BadCheckpoint, EngineDied
 from omni_flow.compute.sampling import Sampling
 from omni_flow.data.launch import start
-from omni_flow.data.server import ServerConfig
+from omni_flow.data.server_config import ServerConfig
 from omni_flow.models.engine_role import EngineRole
 from omni_flow.testing import tiny_checkpoint
 

@@ -26,7 +26,7 @@ from omni_flow.data.weights.catalog import Catalog, Grant, SegmentId, SessionId
 from omni_flow.data.weights.names import Family
 
 if TYPE_CHECKING:
-    from omni_flow.data.server import ArenaFile
+    from omni_flow.data.served_arenas import ArenaFile
 
 log = logging.getLogger("omni_flow.data.weights")
 _SEALS: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL

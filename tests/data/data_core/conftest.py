@@ -23,7 +23,7 @@ from omni_flow.data.launch import start
 from omni_flow.data.messages import Hello
 from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.protocol import ERROR, Failure, Op, encode
-from omni_flow.data.server import ServerConfig
+from omni_flow.data.server_config import ServerConfig
 
 from .movers_rig import DEEP, FakeDisk
 

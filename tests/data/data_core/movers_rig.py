@@ -18,7 +18,7 @@ from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.messages import L1, L2, L3, Job, JobDone, L3Change, TierState
 from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.protocol import Column, Message, Op
-from omni_flow.data.server import ServerConfig
+from omni_flow.data.server_config import ServerConfig
 
 STAND_IN = Path(__file__).parents[1] / "weights" / "device_of_host_memory.py"
 PAGE = 64
@@ -120,6 +120,13 @@ class FakeDisk:
         done = threading.Event()
         self._calls.put((L3Change("kv", what), columns, done))
         assert done.wait(20)
+
+    def recover(self, names: np.ndarray) -> np.ndarray:
+        """Say that records of these keys were found, with the bytes that `fill` would write. Returns their places."""
+        places = np.arange(1, len(names) + 1, dtype=np.uint64)
+        self.records |= {int(place): bytes([name[0]]) * PAGE for place, name in zip(places, names, strict=True)}
+        self.tell("recovered", names, places, places)
+        return places
 
     def close(self) -> None:
         """Its process would end; once."""

@@ -12,7 +12,7 @@ from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.descriptors import arena_descriptor
 from omni_flow.data.messages import L1, L2
 from omni_flow.data.pool_spec import PoolSpec
-from omni_flow.data.server import ServerConfig
+from omni_flow.data.server_config import ServerConfig
 
 from .conftest import keys
 from .movers_rig import STAND_IN, on_host_memory, wait_for_mover

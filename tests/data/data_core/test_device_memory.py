@@ -21,7 +21,7 @@ from omni_flow.data.device_memory import DeviceMemory
 from omni_flow.data.errors import BadArgument, DataError, Disconnected, SystemRefusal
 from omni_flow.data.launch import load_config
 from omni_flow.data.pool_spec import PoolSpec
-from omni_flow.data.server import ServerConfig
+from omni_flow.data.server_config import ServerConfig
 
 SCRIPT = str(Path(__file__).parent.parent / "weights" / "device_of_host_memory.py")
 POOL = PoolSpec(name="kv", page_bytes=1 << 20, l1_pages=3, l1_device=0)

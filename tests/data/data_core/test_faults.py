@@ -27,7 +27,8 @@ from omni_flow.data.messages import ArenaRef
 from omni_flow.data.pool_pins import SLICE_PAGES
 from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.protocol import Op, encode
-from omni_flow.data.server import Server, ServerConfig
+from omni_flow.data.server import Server
+from omni_flow.data.server_config import ServerConfig
 from omni_flow.data.unix_front import UnixFront
 
 from .conftest import TRANSPORTS, Make, Manager, Puppet, failure, hello, keys, store

@@ -23,7 +23,7 @@ from omni_flow.data.errors import BadMessage, Disconnected, Refused, StaleEpoch
 from omni_flow.data.messages import Commit, Hello, Lookup, PoolName, Reserve
 from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.protocol import ERROR, Failure, Op, encode
-from omni_flow.data.server import ServerConfig
+from omni_flow.data.server_config import ServerConfig
 
 from .conftest import Make, Manager, failure, hello, keys
 

@@ -12,7 +12,7 @@ from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.errors import JobFailed
 from omni_flow.data.messages import L1, L2, L3
 from omni_flow.data.pool_spec import PoolSpec
-from omni_flow.data.server import ServerConfig
+from omni_flow.data.server_config import ServerConfig
 
 from .conftest import Make, Manager, keys
 from .movers_rig import (
@@ -77,10 +77,7 @@ def test_a_recovered_disk_is_found_again(disk: tuple[Manager, FakeDisk]) -> None
     server, fake = disk
     with server.client() as client:
         names = keys(1200)
-        places = np.arange(1, 1201, dtype=np.uint64)
-        for i, name in enumerate(names):
-            fake.records[i + 1] = bytes([name[0]]) * PAGE
-        fake.tell("recovered", names, places, places)
+        places = fake.recover(names)
         assert client.stats()["pool_l3_pages/kv"] == 1000
         assert client.fetch("kv", names[:8], tier=L2).all()
         assert right_bytes(client, names[:8]) == 8
@@ -93,10 +90,7 @@ def test_a_lookup_starts_the_prefetch_of_what_follows(disk: tuple[Manager, FakeD
     server, fake = disk
     with server.client() as client:
         names = keys(8)
-        places = np.arange(1, 9, dtype=np.uint64)
-        for i, name in enumerate(names):
-            fake.records[i + 1] = bytes([name[0]]) * PAGE
-        fake.tell("recovered", names, places, places)
+        fake.recover(names)
         assert client.lookup("kv", names, prefetch=True).pages == 0
         while client.lookup("kv", names, pin=False).pages < 8:
             client.wait_end(0.01)

@@ -147,13 +147,21 @@ def test_the_end_of_its_time_moves_a_sessions_pages_down_and_its_end_drops_them(
         assert client.stats()["pool_session_leases/kv"] == 0
 
 
-def test_pages_that_another_session_keeps_before_their_turn_to_go_stay(manager: Make) -> None:
-    server = manager(pools=(PoolSpec(name="kv", page_bytes=64, l1_pages=4096),))
+WIDE = PoolSpec(name="kv", page_bytes=64, l1_pages=4096)
+
+
+def keep_many(client: MemoryManagerClient) -> np.ndarray:
+    """2,000 pages of session `s`, whose end the server works through in slices."""
     names = keys(2000)
-    with PostingClient(server.path) as client:
-        for at in range(0, len(names), 500):
-            store(client, names[at : at + 500])
-        client.keep_session("kv", "s", b"root", names, tokens=16, ttl=60)
+    for at in range(0, len(names), 500):
+        store(client, names[at : at + 500])
+    client.keep_session("kv", "s", b"root", names, tokens=16, ttl=60)
+    return names
+
+
+def test_pages_that_another_session_keeps_before_their_turn_to_go_stay(manager: Make) -> None:
+    with PostingClient(manager(pools=(WIDE,)).path) as client:
+        names = keep_many(client)
         ended = client.post(end_session_request("s"), lambda _: None)
         kept = client.post(keep_session_request("kv", "t", b"root", names[:500], 16, 60), lambda _: None)
         ended()
@@ -165,12 +173,8 @@ def test_pages_that_another_session_keeps_before_their_turn_to_go_stay(manager: 
 
 
 def test_pages_stored_anew_before_their_turn_to_go_stay(manager: Make) -> None:
-    server = manager(pools=(PoolSpec(name="kv", page_bytes=64, l1_pages=4096),))
-    names = keys(2000)
-    with PostingClient(server.path) as client:
-        for at in range(0, len(names), 500):
-            store(client, names[at : at + 500])
-        client.keep_session("kv", "s", b"root", names, tokens=16, ttl=60)
+    with PostingClient(manager(pools=(WIDE,)).path) as client:
+        names = keep_many(client)
         room = client.reserve("kv", 100)
         asked = (
             end_session_request("s"),

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.errors import BadToken, PoolFull
 from omni_flow.data.pool_spec import PoolSpec
-from omni_flow.data.server import ServerConfig
+from omni_flow.data.server_config import ServerConfig
 
 from .conftest import Manager
 

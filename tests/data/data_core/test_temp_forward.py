@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.errors import BadToken, PoolFull, StaleDescriptor
 from omni_flow.data.ledger import FORWARDS, FORWARDS_AT, MADE
 from omni_flow.data.temp_client import TempClient, decode_ref, encode_ref
+from omni_flow.refs import TensorRef
 
 from .conftest import TRANSPORTS, Make, Manager, Puppet
 
@@ -114,6 +115,14 @@ STEPS = [
 ]
 
 
+def forwarder(doll: Puppet, ref: TensorRef, steps: Sequence[str] = STEPS) -> Puppet:
+    """A process that takes these steps of giving `ref` on."""
+    doll.do(f"raw = {encode_ref(ref)!r}")
+    for line in steps:
+        doll.do(line)
+    return doll
+
+
 @pytest.mark.parametrize("step", range(len(STEPS) + 1))
 @pytest.mark.parametrize("adopted", [False, True])
 def test_a_forwarder_killed_between_two_steps_takes_nothing_from_others_and_leaves_nothing(
@@ -124,10 +133,7 @@ def test_a_forwarder_killed_between_two_steps_takes_nothing_from_others_and_leav
         temp = TempClient(client)
         ref = temp.put(np.full(MIB, 5, np.uint8), consumers=2)
         mine = temp.adopt(ref)
-        doll = puppet(server.address)
-        doll.do(f"raw = {encode_ref(ref)!r}")
-        for line in STEPS[:step]:
-            doll.do(line)
+        doll = forwarder(puppet(server.address), ref, STEPS[:step])
         theirs = temp.adopt(ref) if adopted and step > 1 else None
         doll.kill()
         server.settle()
@@ -156,10 +162,7 @@ def test_what_a_dead_forwarders_readers_never_took_goes_when_the_producer_settle
         temp = TempClient(client)
         ref = temp.put(np.full(MIB, 5, np.uint8), consumers=2)
         direct = temp.adopt(ref)
-        doll = puppet(server.address)
-        doll.do(f"raw = {encode_ref(ref)!r}")
-        for line in STEPS:
-            doll.do(line)
+        doll = forwarder(puppet(server.address), ref)
         doll.kill()
         server.settle()
         direct.release()
@@ -181,10 +184,7 @@ def test_a_dead_forwarder_costs_the_readers_of_a_living_producer_nothing_however
     with server.client() as client:
         temp = TempClient(client)
         ref = temp.put(np.full(MIB, 5, np.uint8), consumers=2)
-        doll = puppet(server.address)
-        doll.do(f"raw = {encode_ref(ref)!r}")
-        for line in STEPS:
-            doll.do(line)
+        doll = forwarder(puppet(server.address), ref)
         doll.kill()
         server.settle()
         assert not client.wait_end(0.5)

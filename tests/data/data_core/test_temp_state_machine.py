@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from omni_flow.data.errors import PoolFull, StaleDescriptor
-from omni_flow.data.server import ServerConfig
+from omni_flow.data.server_config import ServerConfig
 from omni_flow.data.temp_client import TempClient
 from omni_flow.refs import TensorRef
 

@@ -12,7 +12,7 @@ import numpy as np
 from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.launch import start
 from omni_flow.data.pool_spec import PoolSpec
-from omni_flow.data.server import ServerConfig
+from omni_flow.data.server_config import ServerConfig
 
 PAGE = 8192
 POOL = PoolSpec(name="kv", page_bytes=PAGE, l1_pages=16, l2_pages=32, l3_pages=2000)

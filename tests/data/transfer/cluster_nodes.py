@@ -14,7 +14,7 @@ from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.launch import start
 from omni_flow.data.messages import L1, L2
 from omni_flow.data.pool_spec import PoolSpec
-from omni_flow.data.server import ServerConfig
+from omni_flow.data.server_config import ServerConfig
 from omni_flow.data.transfer.client import TransferClient
 from omni_flow.data.transfer.node_config import NodeConfig
 

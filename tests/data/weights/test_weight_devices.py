@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from omni_flow.data.client import MemoryManagerClient
-from omni_flow.data.server import ServerConfig
+from omni_flow.data.server_config import ServerConfig
 
 SCRIPT = str(Path(__file__).with_name("device_of_host_memory.py"))
 MIB = 1 << 20

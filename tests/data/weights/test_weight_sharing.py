@@ -23,7 +23,7 @@ from weight_steps import STEPS
 from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.errors import DataError, OutOfMemory, Refused, StaleEpoch, UnknownName
 from omni_flow.data.launch import start
-from omni_flow.data.server import ServerConfig
+from omni_flow.data.server_config import ServerConfig
 from omni_flow.data.weights import messages as m
 from omni_flow.data.weights.catalog import SwitchRefused
 from omni_flow.data.weights.client import WeightClient
