@@ -58,7 +58,7 @@ class Arena:
         self.page_size = page_size
         self._huge = huge
         try:
-            self._view = map_shared(fd, size, write)
+            self._view = map_shared(fd, size, write, aligned=page_size == HUGE)
         except OSError as error:
             raise OutOfMemory(f"mapping {size} bytes of arena {name}: {error}", "lower its size") from error
         self.array: NDArray[np.uint8] = np.frombuffer(self._view, np.uint8)

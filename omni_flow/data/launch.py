@@ -7,6 +7,7 @@ once clients may connect; the launcher waits for that instead of trying.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import os
 import signal
 import subprocess
@@ -128,6 +129,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             os.close(options.ready_fd)
 
     log_to_stderr()
+    faulthandler.enable()
     if options.life_fd >= 0:
         threading.Thread(target=_end_with, args=(options.life_fd,), name="life", daemon=True).start()
     serve(config, default_services, ready)
@@ -141,4 +143,7 @@ def _end_with(life: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except DataError as error:
+        sys.exit(str(error))

@@ -25,23 +25,30 @@ _MAP_FIXED: Final = 0x10
 _MAP_NORESERVE: Final = 0x4000
 _MAP_FAILED: Final = ctypes.c_void_p(-1).value
 
+_lost: Final[list[memoryview]] = []
+"""Reservations into which nothing could be mapped: they may have a hole by now, in which others' memory may lie."""
+
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
 _libc.mmap.restype = ctypes.c_void_p
 
 
-def map_shared(fd: int, size: int, write: bool) -> memoryview:
+def map_shared(fd: int, size: int, write: bool, aligned: bool = False) -> memoryview:
     """Map the first `size` bytes of a memory file; unmapped with the last view.
 
     Python's mmap takes no address, so it reserves a larger range of nothing and the file is mapped into that; the
-    reservation's end unmaps both.
+    reservation's end unmaps both. Where the system refuses, it may have emptied that range before it did, and another
+    thread's memory may have come there since: such a reservation is never unmapped.
+
+    Args:
+        aligned: the system finds a right address by itself, as it does for files of reserved huge pages.
 
     Raises:
         OSError: the system refuses.
     """
     prot = mmap.PROT_READ | (mmap.PROT_WRITE if write else 0)
-    if size < HUGE:
+    if aligned or size < HUGE:
         return memoryview(mmap.mmap(fd, size, mmap.MAP_SHARED, prot))
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
     around = memoryview(mmap.mmap(-1, size + HUGE, flags, prot))
@@ -49,6 +56,7 @@ def map_shared(fd: int, size: int, write: bool) -> memoryview:
     skip = -start % HUGE
     if _libc.mmap(start + skip, size, prot, mmap.MAP_SHARED | _MAP_FIXED, fd, 0) == _MAP_FAILED:
         code = ctypes.get_errno()
+        _lost.append(around)
         raise OSError(code, os.strerror(code))
     return around[skip : skip + size]
 

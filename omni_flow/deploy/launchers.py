@@ -189,19 +189,20 @@ class LocalLauncher:
         self.memory = self.memories[0] if self.memories else None
         self._holders: list[ManagerHolders] = []
         self._tensors: ArenaTensors | None = None
+        try:
+            link = self._make_link()
+        except BaseException:
+            self._run_dir.remove()
+            raise
         self._supervisor = Supervisor(
             self._plan,
+            link,
             self._make_link,
             self._new_address,
             self._notify,
             backoff_s=options.get("backoff_s", BACKOFF_S),
             debug=options.get("debug", False),
         )
-        try:
-            self._first_link = self._make_link()
-        except BaseException:
-            self._run_dir.remove()
-            raise
         self.gateway: Gateway
         self.node: Node | None = None
 
@@ -271,7 +272,7 @@ class LocalLauncher:
             key=self._key,
             memory=tuple(memory.address for memory in self.memories),
         )
-        self._supervisor.attach(self._first_link, setup, self.gateway)
+        self._supervisor.attach(setup, self.gateway)
         await self._supervisor.launch(self._counts)
 
     def status(self) -> dict[str, RoleStatus]:

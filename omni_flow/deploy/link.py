@@ -50,13 +50,14 @@ class NurseryLink:
         finally:
             theirs.close()
         self._pidfd = os.pidfd_open(self.pid)
+        self._gone: asyncio.Future[None] | None = None
 
     def attach(self, on_word: Callable[[Word], None], on_gone: Callable[[str], None]) -> None:
         """Listen on the running loop. `on_gone` is told when the nursery has ended, whyever."""
         self._loop = asyncio.get_running_loop()
         self._on_word, self._on_gone = on_word, on_gone
         self._ready: asyncio.Future[None] = self._loop.create_future()
-        self._gone: asyncio.Future[None] = self._loop.create_future()
+        self._gone = self._loop.create_future()
         self._loop.add_reader(self._sock.fileno(), self._read)
         self._loop.add_reader(self._pidfd, self._ended)
 
@@ -103,6 +104,7 @@ class NurseryLink:
         os.close(self._pidfd)
         self._sock.close()
         cause = f"the nursery process was ended: {how_ended(self._status())}"
+        assert self._gone is not None
         if not self._ready.done():
             self._ready.set_exception(LaunchError({"": cause}))
         self._gone.set_result(None)
@@ -119,6 +121,10 @@ class NurseryLink:
 
     async def stop(self, grace_s: float) -> None:
         """End the workers and the nursery: SIGTERM now, SIGKILL after `grace_s`. Returns when all are gone."""
+        if self._gone is None:  # nobody has worked with it yet
+            self.attach(lambda _word: None, lambda _cause: None)
+            self._ready.add_done_callback(asyncio.Future.exception)  # nobody waits for it either
+        assert self._gone is not None
         if not self._gone.done():
             self.order(Stop(grace_s))
             await asyncio.shield(self._gone)

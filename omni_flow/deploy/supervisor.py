@@ -31,12 +31,13 @@ Notify = Callable[[str], None]
 class Supervisor:
     """Places and their processes. All of it on the launcher's loop.
 
-    `make_link` starts a nursery; `new_address` names where a new incarnation listens.
+    `link` is its first nursery and `make_link` starts another; `new_address` names where a new incarnation listens.
     """
 
     def __init__(
         self,
         plan: Plan,
+        link: NurseryLink,
         make_link: Callable[[], NurseryLink],
         new_address: Callable[[], str],
         on_event: Notify,
@@ -45,6 +46,7 @@ class Supervisor:
         debug: bool = False,
     ) -> None:
         self._backoff = tuple(backoff_s)
+        self._link = link
         self._make_link = make_link
         self._new_address = new_address
         self._notify = on_event
@@ -59,13 +61,13 @@ class Supervisor:
         self._drains: dict[str, Callable[[], None]] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
-    def attach(self, link: NurseryLink, setup: Setup, gateway: Gateway) -> None:
-        """Begin to work with a nursery, on the running loop."""
+    def attach(self, setup: Setup, gateway: Gateway) -> None:
+        """Begin to work with the nursery, on the running loop."""
         self._loop = asyncio.get_running_loop()
         self._setup = setup
         self._gateway = gateway
         gateway.on_finished = self._request_finished
-        self._use(link)
+        self._use(self._link)
 
     def _use(self, link: NurseryLink) -> None:
         self._link = link

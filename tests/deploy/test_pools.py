@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,3 +78,15 @@ def test_a_pool_that_the_caller_gives_goes_before_what_roles_ask_for() -> None:
 def test_without_memory_a_role_gets_none() -> None:
     with launch(graph(a={"pages": 8}), memory=None) as app:
         assert app.submit(x=1).result(timeout=20) == {"a": {}}
+
+
+def test_a_memory_manager_that_does_not_start_is_the_reason_given_and_nothing_is_left() -> None:
+    before = children()
+    with pytest.raises(LaunchError, match=r"the memory manager did not start: .*bytes, \d+ are available"):
+        launch(graph(a={"pages": 1 << 40}), memory=Memory(populate="now"))
+    assert children() == before
+
+
+def children() -> list[str]:
+    """Process ids of this process's children."""
+    return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()

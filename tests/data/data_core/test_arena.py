@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import mmap
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from omni_flow.data import mapping
 from omni_flow.data.arena import Arena
 from omni_flow.data.errors import BadArgument
 from omni_flow.data.mapping import HUGE, make_huge, map_shared
@@ -146,6 +148,7 @@ def test_an_arena_asked_to_be_huge_has_huge_pages_where_the_kernel_gives_them() 
 
 _REFUSED = """
 import os, resource
+from omni_flow.data import mapping
 from omni_flow.data.arena import Arena
 from omni_flow.data.errors import BadArgument
 from omni_flow.data.errors import OutOfMemory
@@ -175,3 +178,28 @@ assert os.listdir("/proc/self/fd") == before
 
 def test_an_arena_that_is_not_to_be_had_leaves_no_descriptor() -> None:
     subprocess.run([sys.executable, "-c", _REFUSED], check=True, timeout=60)
+
+
+def test_a_refused_mapping_does_not_unmap_what_others_put_in_its_place() -> None:
+    """Linux empties the range of a mapping at a given address before it finds that it has no huge pages for it."""
+    size = 64 * HUGE
+    free = int(Path("/proc/meminfo").read_text().partition("HugePages_Free:")[2].split()[0])
+    fd = os.memfd_create("omni-test", os.MFD_CLOEXEC | os.MFD_HUGETLB)
+    os.ftruncate(fd, size + free * HUGE)
+    try:
+        map_shared(fd, size + free * HUGE, write=True)
+    except OSError:  # before its traceback is gone, and with that all that the call had
+        others = mmap.mmap(-1, size // 2, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    gc.collect()
+    start = np.frombuffer(others, np.uint8).ctypes.data
+    assert any(
+        int(low, 16) <= start and start + size // 2 <= int(high, 16)
+        for low, high in re.findall(r"^(\w+)-(\w+) ", Path("/proc/self/maps").read_text(), re.M)
+    )
+    os.close(fd)
+
+
+def test_an_arena_whose_huge_pages_are_not_there_leaves_no_range_behind() -> None:
+    lost = len(mapping._lost)
+    Arena.create("test", 2 * HUGE, huge=True).close()
+    assert len(mapping._lost) == lost
