@@ -80,7 +80,9 @@ class Fetches:
         return len(self.fetches)
 
     def add(self, fetch: Fetch, now: float) -> None:
-        """Begin."""
+        """Begin. Who asks uses the pages that are there: it may have probed for them, which touches nothing."""
+        if fetch.message is not None:
+            self._pools[fetch.pool].touch(fetch.keys, fetch.tier if fetch.kind == "fetch" else L2)
         self.fetches.append(fetch)
         self._advance(fetch, now)
 

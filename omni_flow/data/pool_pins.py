@@ -75,6 +75,15 @@ class PinnedPool(PoolRoom):
                 self.policies[bit].on_hit(mine[::-1])
         counters["hits_l3"] += int((found.tiers == L3).sum())
 
+    def touch(self, keys: U8, first: int) -> None:
+        """Tell the policies that pages are used without a look-up; of two copies it is that in tier `first`."""
+        rows, tiers = self.locate(keys, L1 | L2)
+        tiers[(tiers & first) != 0] = first
+        for bit in (L1, L2):
+            mine = self.table.slots_of(bit)[rows[tiers == bit]]
+            if len(mine):
+                self.policies[bit].on_hit(mine[::-1])
+
     def pin(self, account: Account, found: Pinned) -> int:
         """Pin what `choose` gave (L1 and L2 copies); 0 when there is nothing to pin."""
         tiers = np.where(found.tiers == L3, 0, found.tiers).astype(np.uint8)

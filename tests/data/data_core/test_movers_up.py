@@ -97,6 +97,32 @@ def test_a_lookup_starts_the_prefetch_of_what_follows(disk: tuple[Manager, FakeD
         assert right_bytes(client, names) == 8
 
 
+@pytest.mark.parametrize("policy", ["lru", "s3fifo"])
+def test_pages_that_are_fetched_again_and_again_outlive_those_that_nobody_asks_for(policy: str, manager: Make) -> None:
+    spec = PoolSpec(name="kv", page_bytes=PAGE, l1_pages=16, staging=2, policy=policy)
+    with manager(pools=(spec,)).client() as client:
+        names = keys(14)
+        fill(client, names, 14)
+        for _ in range(3):
+            assert client.fetch("kv", names[10:]).all()
+        fill(client, keys(6), 6)
+        assert client.probe("kv", names[10:]).tolist() == [L1] * 4
+
+
+def test_the_copy_that_a_fetch_reads_from_counts_as_used(manager: Make) -> None:
+    spec = PoolSpec(name="kv", page_bytes=PAGE, l1_pages=8, l2_pages=8, staging=2, policy="lru", demote=False)
+    with manager(pools=(spec,), movers=(("copy",),)).client() as client:
+        wait_for_mover(client)
+        names = keys(6)
+        fill(client, names, 6)
+        assert client.fetch("kv", names, tier=L2).all()
+        fill(client, keys(12), 6)
+        assert client.probe("kv", names[:2]).tolist() == [L2] * 2
+        assert client.fetch("kv", names[:2]).all()
+        assert len(client.reserve("kv", 4, tier=L2).slots) == 4
+        assert client.probe("kv", names[:2]).tolist() == [L1 | L2] * 2
+
+
 def test_a_push_of_pages_that_only_the_disk_has_loads_them_first(disk: tuple[Manager, FakeDisk]) -> None:
     server, _ = disk
     with server.client() as client, WillingMover(server.path) as sent:
