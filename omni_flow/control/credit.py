@@ -6,7 +6,10 @@ after a share was hosted anew, before the number is created again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
+
+from omni_flow.control.plan import Plan
 
 Reader = tuple[int, int]
 """Who acknowledged: (interface, share), or (GATEWAY, output)."""
@@ -77,3 +80,10 @@ class Account:
         if self._sizes:
             self.open_bytes -= self._sizes.pop(number, 0)
         return True
+
+
+def account_for(plan: Plan, source_id: int, shares: Sequence[int], credit: int, credit_bytes: int) -> Account:
+    """A fresh account of a source: W raised so that windows can fill, acks expected from each reader waited for."""
+    source = plan.sources[source_id]
+    expected = sum(shares[r.role] if r.everyone else 1 for r in source.readers)
+    return Account(max(credit, source.at_least), expected, credit_bytes, source.at_least)

@@ -10,12 +10,11 @@ from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Protocol
 
-from omni_flow.control.credit import UNBOUNDED, Account
+from omni_flow.control.credit import UNBOUNDED, Account, account_for
 from omni_flow.control.delivery import Delivered, Delivery
 from omni_flow.control.facts import ABSENT, ACK, END, FAILED, MISSING, Cell, Failure, Message, fact
 from omni_flow.control.inorder import Passed
 from omni_flow.control.plan import GATEWAY, InterfaceId, Plan, SourceId, share_of
-from omni_flow.control.share import account_for
 
 
 class Outcome(StrEnum):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from omni_flow.control.batches import Waiting, alike, answered
-from omni_flow.control.share import Activation, RoleError
+from omni_flow.control.host import Activation, RoleError
 from omni_flow.testing.facts import Given
 from omni_flow.testing.parties import BATCH, CALLED, Course, Seat
 

@@ -9,12 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from omni_flow.control.activations import Activations
 from omni_flow.control.delivery import Delivered
 from omni_flow.control.facts import Failure, Message
+from omni_flow.control.host import Activation
 from omni_flow.control.ledger import Ledger
 from omni_flow.control.plan import Interface, InterfaceId, Path
 from omni_flow.control.request import Outcome, Request
-from omni_flow.control.share import Activation, Share
+from omni_flow.control.share import Share
 from omni_flow.testing.facts import Given
 
 if TYPE_CHECKING:
@@ -114,20 +116,20 @@ class Seat(Party):
         self.world.note(message)
         self.world.later(TO_GATEWAY, (self.key, -1), self, message, duplicable=True)
 
-    def start(self, share: Share, activation: Activation) -> None:
+    def start(self, share: Activations, activation: Activation) -> None:
         activation.context = Course(self.world.behaviour(activation))
         if activation.interface.name in self.world.schedule.batches:
             self.world.batches.add(self, activation)
         else:
             self.world.later(RUN, ("run", self.key), self, activation, slow=self.world.is_slow(self.key))
 
-    def resume(self, share: Share, activation: Activation) -> None:
+    def resume(self, share: Activations, activation: Activation) -> None:
         course: Course = activation.context
         if course.parked:
             course.parked = False
             self.world.later(RUN, ("run", self.key), self, activation)
 
-    def report(self, share: Share, interface: Interface, path: Path, error: Exception) -> None:
+    def report(self, share: Activations, interface: Interface, path: Path, error: Exception) -> None:
         self.world.seen.contradictions.append(f"{interface.name}: window policy raised {error!r}")
 
 

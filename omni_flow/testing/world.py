@@ -12,10 +12,10 @@ from random import Random
 from typing import Any, Final
 
 from omni_flow.control.facts import END, FAILED, Message
+from omni_flow.control.host import Activation, RoleError
 from omni_flow.control.ledger import host_of
 from omni_flow.control.plan import Path, Plan
 from omni_flow.control.request import Outcome
-from omni_flow.control.share import Activation, RoleError
 from omni_flow.testing import facts
 from omni_flow.testing.batching import Batches
 from omni_flow.testing.facts import Behave, Given

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from omni_flow.control.batches import Arguments, Waiting, alike, answered
+from omni_flow.control.host import RoleError
 from omni_flow.control.runtime.methods import Method
-from omni_flow.control.share import RoleError
 
 if TYPE_CHECKING:
     from omni_flow.control.runtime.execution import Execution, Running

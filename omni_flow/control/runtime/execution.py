@@ -14,13 +14,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
+from omni_flow.control.activations import Activations
 from omni_flow.control.context import Context, seed_for
 from omni_flow.control.facts import Message
+from omni_flow.control.host import Activation
 from omni_flow.control.runtime.batching import Batcher
 from omni_flow.control.runtime.methods import Method, OutputPort
 from omni_flow.control.runtime.stepping import Stepper
 from omni_flow.control.runtime.threads import Threads
-from omni_flow.control.share import Activation, Share
 
 if TYPE_CHECKING:
     from omni_flow.control.runtime.party import Party
@@ -54,7 +55,7 @@ class Running:
         "waiter",
     )
 
-    def __init__(self, party: Party, share: Share, activation: Activation, method: Method) -> None:
+    def __init__(self, party: Party, share: Activations, activation: Activation, method: Method) -> None:
         self.party = party
         self.share = share
         self.activation = activation
@@ -121,7 +122,7 @@ class Execution:
 
     # ---- from the shares ------------------------------------------------------------------------------------
 
-    def start(self, party: Party, share: Share, activation: Activation) -> None:
+    def start(self, party: Party, share: Activations, activation: Activation) -> None:
         """Run an activation soon."""
         method = self.methods[activation.interface.index]
         running = activation.context = Running(party, share, activation, method)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from omni_flow.control.compile import DONE
+from omni_flow.control.host import RoleError
 from omni_flow.control.plan import Interface, Plan
 from omni_flow.control.runtime.values import Inputs, Values, input_types, may_spill, output_type
-from omni_flow.control.share import RoleError
 from omni_flow.control.spec import BatchSpec
 from omni_flow.control.types import Type
 

@@ -6,13 +6,15 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from omni_flow.control.activations import Activations
 from omni_flow.control.facts import Message
+from omni_flow.control.host import Activation
 from omni_flow.control.ledger import Ledger
 from omni_flow.control.plan import Interface, InterfaceId, Path
 from omni_flow.control.runtime.closed import ClosedRequests
 from omni_flow.control.runtime.tensors import Spilled
 from omni_flow.control.runtime.wire import LOST, Head
-from omni_flow.control.share import Activation, Share
+from omni_flow.control.share import Share
 from omni_flow.refs import TensorRef
 
 if TYPE_CHECKING:
@@ -168,13 +170,13 @@ class Party(Outbox):
             )
         return share
 
-    def start(self, share: Share, activation: Activation) -> None:
+    def start(self, share: Activations, activation: Activation) -> None:
         self.replica.execution.start(self, share, activation)
 
-    def resume(self, share: Share, activation: Activation) -> None:
+    def resume(self, share: Activations, activation: Activation) -> None:
         self.replica.execution.resume(activation)
 
-    def report(self, share: Share, interface: Interface, path: Path, error: Exception) -> None:
+    def report(self, share: Activations, interface: Interface, path: Path, error: Exception) -> None:
         place = self.node.plan.show(interface.scope[:-1], path)
         self.node.log.error(
             "%s[%s]: its window policy raised; the windows end torn", interface.name, place, exc_info=error

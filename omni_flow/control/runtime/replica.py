@@ -8,13 +8,13 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from omni_flow.control.host import Activation
 from omni_flow.control.plan import Interface, RolePlan
 from omni_flow.control.runtime.closed import ClosedRequests
 from omni_flow.control.runtime.execution import Execution, Running
 from omni_flow.control.runtime.methods import Method
 from omni_flow.control.runtime.party import Party
 from omni_flow.control.runtime.wire import CLOSE, Envelope, Head, decode_head
-from omni_flow.control.share import Activation
 
 if TYPE_CHECKING:
     from omni_flow.control.runtime.node import Node

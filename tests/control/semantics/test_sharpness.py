@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from omni_flow.control import buckets, compile, joins, share
+from omni_flow.control import activations, buckets, compile, joins
 from omni_flow.control.batches import Answer, answered
 from omni_flow.control.buckets import Node
-from omni_flow.control.credit import Account
+from omni_flow.control.credit import Account, account_for
 from omni_flow.control.facts import ABSENT, ACK, WAITING, Failure, Message
 from omni_flow.control.inorder import InOrder
 from omni_flow.control.joins import Closing, Windows
@@ -24,6 +24,7 @@ from omni_flow.control.ledger import Ledger
 from omni_flow.control.plan import Interface, Route, share_of
 from omni_flow.control.request import Request as GatewayRequest
 from omni_flow.control.share import Share
+from omni_flow.control.trees import Trees
 from omni_flow.testing import batching
 from omni_flow.testing.generate import random_request
 from omni_flow.testing.notation import parse_graph
@@ -70,7 +71,7 @@ def first_divergence(graphs: int) -> tuple[str, ...]:
 def declared_order(patch: Patch) -> None:
     """1: the first group that is ready runs."""
     decide = buckets.decide
-    patch.setattr(share, "decide", lambda groups, order, leaf, race: decide(groups, order, leaf, True))
+    patch.setattr(activations, "decide", lambda groups, order, leaf, race: decide(groups, order, leaf, True))
 
 
 class ByArrival(InOrder):
@@ -167,7 +168,7 @@ def tombstones_per_slot_prefix(patch: Patch) -> None:
 
 def an_end_closes_no_bucket(patch: Patch) -> None:
     """9: when the end is known the prefix is done."""
-    patch.setattr(Share, "_mine", lambda self, interface, node: 0)
+    patch.setattr(Trees, "_mine", lambda self, interface, node: 0)
 
 
 def feedback_groups_apply_from_iteration_1(patch: Patch) -> None:
@@ -278,14 +279,13 @@ def spool_rule(patch: Patch) -> None:
 
 def credit_fills_windows(patch: Patch) -> None:
     """18: W is not raised for windows."""
-    account_for = share.account_for
 
     def strict(plan: Any, source: int, shares: Any, credit: int, credit_bytes: int) -> Account:
         account = account_for(plan, source, shares, credit, credit_bytes)
         account._limit, account._floor = credit, 1
         return account
 
-    patch.setattr(share, "account_for", strict)
+    patch.setattr(activations, "account_for", strict)
     patch.setattr("omni_flow.control.request.account_for", strict)
 
 
@@ -313,6 +313,7 @@ def the_list_of_shares_is_pinned(patch: Patch) -> None:
     def live(self: Seat, around: World, key: Any) -> None:
         init(self, around, key)
         self.share.shares = [max(1, n - around.rng.randint(0, 1)) for n in self.share.shares]
+        self.share._trees.shares = self.share.shares[self.share.role.id]
 
     patch.setattr(Seat, "__init__", live)
 
