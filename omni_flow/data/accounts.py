@@ -1,9 +1,9 @@
 """What a session holds of a pool, and the shares that bound it. Pure.
 
-A *share* bounds how many slots of a tier may be unavailable to others because of its members: reserved ones and
-distinct pinned ones. An engine with a quota has a share of its own, movers have the staging share, everyone else
-shares the rest. As the limits of all shares add up to the tier at most, and a slot that no share holds can be
-evicted, a reservation within its share never fails for want of room.
+A *share* bounds how many slots of a tier may be unavailable to others because of its members: reserved ones, distinct
+pinned ones, and those in quarantine. An engine with a quota has a share of its own, movers have the staging share,
+everyone else shares the rest. As the limits of all shares add up to the tier at most, and a slot that no share holds
+can be evicted, a reservation within its share never fails for want of room.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ class Share:
         self.limit = limit
         self.reserved = 0
         self.pinned = 0
+        self.quarantined = 0
         self.counts = np.zeros(slots, np.uint32)
 
     @property
     def used(self) -> int:
-        return self.reserved + self.pinned
+        return self.reserved + self.pinned + self.quarantined
 
     @property
     def room(self) -> int:

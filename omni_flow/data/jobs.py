@@ -289,8 +289,7 @@ class PoolJobs:
             if until is None:
                 tier.release(work.dst_slots)
             else:
-                tier.quarantine(work.dst_slots)
-                self.pool.quarantined.append((until, work.dst, work.dst_slots))
+                self.pool.quarantine(work.dst, work.dst_slots, self.pool.staging[work.dst], until)
         self.pool.pump()
 
     def _conclude(self, work: Work, ok: NDArray[np.bool_], places: U64, now: float) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -17,7 +18,7 @@ from omni_flow.data.accounts import Account, Reservation, Share, live_positions
 from omni_flow.data.digest_index import SEED
 from omni_flow.data.errors import BadArgument, BadToken, DataError, NeverFits, PoolFull, Refused
 from omni_flow.data.messages import L1, L2, L3, TIER_NAMES
-from omni_flow.data.page_table import RESERVED, SEALED, SlotTier
+from omni_flow.data.page_table import QUARANTINED, RESERVED, SEALED, SlotTier
 from omni_flow.data.pool_pins import SLICE_PAGES, PinnedPool
 from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.waits import Waiter, WaitQueue
@@ -30,6 +31,16 @@ Taken = Callable[[Reservation], None]
 Failed = Callable[[DataError], None]
 
 
+@dataclass(slots=True, eq=False)
+class Quarantine:
+    """Slots that nobody gets before `until`, as a device may still write there; held by the share that had them."""
+
+    until: float
+    tier: int
+    slots: U32
+    share: Share
+
+
 class KvPool(PinnedPool):
     """See the module."""
 
@@ -38,7 +49,7 @@ class KvPool(PinnedPool):
         self.waits = {L1: WaitQueue(), L2: WaitQueue()}
         self.quota_waits: dict[int, WaitQueue] = {}
         self.now = 0.0
-        self.quarantined: list[tuple[float, int, U32]] = []
+        self.quarantined: list[Quarantine] = []
         self.job_pins: Callable[[], Sequence[tuple[int, U32]]] = tuple
         self.job_slots: Callable[[], Sequence[tuple[int, U32]]] = tuple
 
@@ -103,8 +114,8 @@ class KvPool(PinnedPool):
         reserved = int((slots.state == RESERVED).sum())
         return PoolFull(
             f"{want} pages of {slots.name} in pool {self.spec.name} not to be had: {slots.free.count} free, "
-            f"{reserved} reserved, {slots.pinned} pinned of {slots.capacity}; "
-            f"share {share.name!r} uses {share.used} of {share.limit}",
+            f"{reserved} reserved, {slots.pinned} pinned, {self.in_quarantine(slots.bit)} in quarantine "
+            f"of {slots.capacity}; share {share.name!r} uses {share.used} of {share.limit}",
             "wait longer, or let the holders unpin",
             self.holders(),
         )
@@ -175,13 +186,18 @@ class KvPool(PinnedPool):
         at = live_positions(positions, reservation.live)
         slots = reservation.slots[at]
         tier = self.table.tier(reservation.tier)
+        self._settle(account, reservation, at)
         if until is not None:
-            tier.quarantine(slots)
-            self.quarantined.append((until, tier.bit, slots))
+            self.quarantine(tier.bit, slots, account.share(tier.bit), until)
         else:
             tier.release(slots)
-        self._settle(account, reservation, at)
         return len(at)
+
+    def quarantine(self, bit: int, slots: U32, share: Share, until: float) -> None:
+        """Close reserved slots, which `share` no longer counts as such, until a time."""
+        self.table.tier(bit).quarantine(slots)
+        share.quarantined += len(slots)
+        self.quarantined.append(Quarantine(until, bit, slots, share))
 
     # -- the end of things --------------------------------------------------------------------------------------
 
@@ -228,6 +244,10 @@ class KvPool(PinnedPool):
             yield
         if account.share1 is not self.shared[L1]:
             self.shared[L1].limit += account.share1.limit
+            for closed_part in self.quarantined:
+                if closed_part.share is account.share1:
+                    closed_part.share = self.shared[L1]
+                    self.shared[L1].quarantined += len(closed_part.slots)
         del self.accounts[session]
         self.pump()
 
@@ -248,14 +268,15 @@ class KvPool(PinnedPool):
         """End quarantines and waits that are due. Returns when to come again."""
         self.now = now
         if self.quarantined:
-            due = [q for q in self.quarantined if q[0] <= now]
+            due = [q for q in self.quarantined if q.until <= now]
             if due:
-                self.quarantined = [q for q in self.quarantined if q[0] > now]
-                for _, bit, slots in due:
-                    self.table.tier(bit).release(slots)
+                self.quarantined = [q for q in self.quarantined if q.until > now]
+                for over in due:
+                    self.table.tier(over.tier).release(over.slots)
+                    over.share.quarantined -= len(over.slots)
                 self.pump()
         times = [queue.tick(now) for queue in self._queues() if queue]
-        times += [q[0] for q in self.quarantined]
+        times += [q.until for q in self.quarantined]
         return min((t for t in times if t is not None), default=None)
 
     def require(self, bit: int, account: Account) -> None:
@@ -272,12 +293,8 @@ class KvPool(PinnedPool):
             tier = self.table.tier(bit)
             pins = np.zeros(tier.slots, np.int64)
             reserved = np.zeros(tier.slots, np.int64)
-            shares: dict[int, Share] = {
-                id(self.shared[bit]): self.shared[bit],
-                id(self.staging[bit]): self.staging[bit],
-            }
+            shares = self.shares(bit)
             for account in self.accounts.values():
-                shares[id(account.share(bit))] = account.share(bit)
                 for lease in account.leases.values():
                     np.add.at(pins, lease.slots[lease.tiers == bit], 1)
                 for reservation in account.tokens.values():
@@ -293,9 +310,11 @@ class KvPool(PinnedPool):
                 faults.append(f"{tier.name}: pins {int(tier.pins.sum())}, leases and jobs hold {int(pins.sum())}")
             if (reserved > 1).any() or ((tier.state == RESERVED) != (reserved == 1)).any():
                 faults.append(f"{tier.name}: reserved slots and reservations disagree")
-            if sum(share.limit for share in shares.values()) > tier.capacity:
+            if self.in_quarantine(bit) != int((tier.state == QUARANTINED).sum()):
+                faults.append(f"{tier.name}: the shares count {self.in_quarantine(bit)} slots in quarantine wrongly")
+            if sum(share.limit for share in shares) > tier.capacity:
                 faults.append(f"{tier.name}: the shares promise more than {tier.capacity} slots")
-            for share in shares.values():
+            for share in shares:
                 if share.pinned != int((share.counts > 0).sum()):
                     faults.append(f"{tier.name}: share {share.name} counts {share.pinned} pinned pages wrongly")
             if len(self.policies[bit]) != int((tier.state == SEALED).sum()):

@@ -282,6 +282,7 @@ class KvService(BaseService):
                     numbers[f"pool_{tier.name}_free/{name}"] = tier.free.count
                     numbers[f"pool_{tier.name}_bytes/{name}"] = (tier.capacity - tier.free.count) * page
                     numbers[f"pool_{tier.name}_pinned/{name}"] = tier.pinned
+                    numbers[f"pool_{tier.name}_quarantined/{name}"] = pool.in_quarantine(tier.bit)
                     numbers[f"pool_{tier.name}_waiting/{name}"] = pool.waiting(tier.bit)
             numbers[f"pool_l3_pages/{name}"] = table.l3_count
             numbers[f"pool_l3_bytes/{name}"] = table.l3_count * page

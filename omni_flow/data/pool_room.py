@@ -74,7 +74,7 @@ class PoolRoom:
         """
         share1 = self.shared[L1]
         if quota:
-            room = share1.limit - share1.used
+            room = share1.limit - share1.used + share1.quarantined
             if quota > room:
                 raise NeverFits(
                     f"quota of {quota} pages in pool {self.spec.name}, {max(0, room)} of "
@@ -93,6 +93,14 @@ class PoolRoom:
         held = [account.holder() for account in self.accounts.values()]
         held = [holder for holder in held if holder.reserved or holder.pinned]
         return tuple(sorted(held, key=lambda h: -(h.reserved + h.pinned))[:8])
+
+    def shares(self, bit: int) -> set[Share]:
+        """All shares of a tier."""
+        return {self.shared[bit], self.staging[bit], *(account.share(bit) for account in self.accounts.values())}
+
+    def in_quarantine(self, bit: int) -> int:
+        """Slots of a tier in quarantine."""
+        return sum(share.quarantined for share in self.shares(bit))
 
     @property
     def nbytes(self) -> int:
@@ -175,7 +183,6 @@ class PoolRoom:
         used = tier.capacity - tier.free.count
         if used <= self.spec.high * tier.capacity:
             return 0
-        shares = {self.shared[bit], self.staging[bit], *(account.share(bit) for account in self.accounts.values())}
-        held = tier.pinned + sum(share.reserved for share in shares)
+        held = tier.pinned + sum(share.reserved + share.quarantined for share in self.shares(bit))
         idle, room = used - held, tier.capacity - held
         return max(0, idle - math.ceil(self.spec.low * room)) if idle > self.spec.high * room else 0

@@ -5,11 +5,14 @@ from __future__ import annotations
 import tracemalloc
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from omni_flow.data.accounts import Account, Reservation
 from omni_flow.data.buddy import MIN_BLOCK, Buddy, Extents
 from omni_flow.data.digest_index import DigestIndex
+from omni_flow.data.errors import DataError, PoolFull
 from omni_flow.data.kv_pool import KvPool
 from omni_flow.data.messages import L1, L3
 from omni_flow.data.page_table import PageTable
@@ -169,6 +172,51 @@ def test_a_page_that_several_have_pinned_is_held_once_when_a_tier_is_over_its_wa
     for account in pool.accounts.values():
         pool.unpin(account, *account.leases, None)
     assert (tier.pinned, pool.over(L1)) == (0, 20)
+
+
+def names_of(count: int) -> np.ndarray:
+    return np.random.default_rng(1).integers(0, 256, (count, 32), np.uint8)
+
+
+def taken(pool: KvPool, account: Account, count: int) -> int:
+    """Reserve so many slots of L1 at once; returns the token."""
+    got: list[Reservation] = []
+    pool.reserve(account, L1, count, count, 0.0, 0.0, got.append, _raise)
+    return got[0].token
+
+
+def _raise(error: DataError) -> None:
+    raise error
+
+
+def test_slots_in_quarantine_are_not_idle_pages_that_could_go_down() -> None:
+    pool = KvPool(PoolSpec(name="kv", page_bytes=64, l1_pages=100, high=0.9, low=0.8))
+    engine = pool.open(1, 1, "engine")
+    token = taken(pool, engine, 60)
+    pool.commit(engine, taken(pool, engine, 31), None, names_of(31), False, False)
+    assert pool.over(L1) == 0
+    pool.abort(engine, token, None, until=1.0)
+    assert (pool.over(L1), pool.in_quarantine(L1)) == (0, 60)
+    pool.tick(1.0)
+    assert (pool.in_quarantine(L1), pool.table.l1.free.count) == (0, 69)
+
+
+def test_what_is_in_quarantine_is_nobodys_to_promise() -> None:
+    pool = KvPool(PoolSpec(name="kv", page_bytes=64, l1_pages=64))
+    engine, other = pool.open(1, 1, "engine", quota=32), pool.open(2, 1, "other")
+    for _ in range(2):
+        pool.abort(engine, taken(pool, engine, 16), None, until=1.0)
+    with pytest.raises(PoolFull, match="32 in quarantine"):
+        taken(pool, engine, 1)
+    taken(pool, other, 32)
+    assert list(pool.close(1, 0.5)) == []
+    again = pool.open(3, 1, "engine again", quota=32)
+    with pytest.raises(PoolFull):
+        taken(pool, other, 1)
+    assert pool.check_integrity() == []
+    pool.tick(1.0)
+    assert taken(pool, again, 32)
+    assert pool.check_integrity() == []
 
 
 def test_a_page_costs_at_most_150_bytes() -> None:
