@@ -16,12 +16,10 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from omni_flow.control.transport.base import MESSAGE_LIMIT, Codec, OnBatch, OnLost, Transport, within_limit
 from omni_flow.control.transport.directory import SocketFile, claimed, private_directory, socket_path
@@ -34,6 +32,7 @@ from omni_flow.control.transport.errors import (
 )
 from omni_flow.control.transport.packets import hello, read_hello
 from omni_flow.control.transport.security import Doorkeeper, SharedKey, tcp_address
+from omni_flow.control.transport.zmq_monitor import ENDS, Monitor
 
 log = logging.getLogger(__name__)
 
@@ -45,43 +44,6 @@ _HEARTBEAT_MS, _SILENCE_MS, _CONNECT_MS = 5_000, 20_000, 5_000  # tcp: a machine
 _BUSY_TURNS = 64  # of reading without finding the PULL empty, after which a lost peer is said lost all the same
 _TELL_MS = 1_000  # how long a refusal may take to leave
 
-_ENDS = {
-    int(zmq.EVENT_DISCONNECTED): "the connection closed",
-    int(zmq.EVENT_CLOSED): "nobody listens there",
-    int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL): "the handshake failed",
-    int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): "the handshake failed (is the shared key the same?)",
-    int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "refused: not the shared key of the peer",
-}
-
-
-class _Monitor:
-    """The monitor of one ZeroMQ socket; calls `on_event(event, descriptor)` on the loop."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, sock: "zmq.Socket[bytes]", events: int) -> None:
-        self._loop, self._sock = loop, sock
-        self._pair = sock.get_monitor_socket(events, addr=f"inproc://monitor-{id(self)}-{os.urandom(4).hex()}")
-        self._pair.setsockopt(zmq.LINGER, 0)
-
-    def watch(self, on_event: Callable[[int, int], None]) -> None:
-        self._on_event = on_event
-        self._loop.add_reader(self._pair.FD, self.drain)
-        self.drain()  # the descriptor wakes only for a reader that has found nothing before
-
-    def drain(self) -> None:
-        """Report every event that has happened until now."""
-        while not self._pair.closed:
-            try:
-                event = recv_monitor_message(self._pair, zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            self._on_event(int(event["event"]), int(event["value"]))
-
-    def close(self) -> None:
-        """Before the socket is closed. In this order: an event for a pair that is gone would block the IO thread."""
-        self._sock.disable_monitor()
-        self._loop.remove_reader(self._pair.FD)
-        self._pair.close()
-
 
 class _Peer:
     """One incarnation of the channel to and from an address."""
@@ -91,7 +53,7 @@ class _Peer:
     def __init__(self, address: str) -> None:
         self.address = address
         self.push: zmq.Socket[bytes] | None = None
-        self.monitor: _Monitor | None = None
+        self.monitor: Monitor | None = None
         self.name = b""  # of our channel to it
         self.incoming = b""  # name of its channel to us, while that is open
         self.incoming_fd = -1
@@ -140,7 +102,7 @@ class ZmqTransport(Transport):
             self._key.arm_listener(self._pull)
         if path:
             self._pull.setsockopt(zmq.IPC_FILTER_UID, os.geteuid())
-        self._listening = _Monitor(self._loop, self._pull, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        self._listening = Monitor(self._loop, self._pull, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         self._listening.watch(self._incoming_event)
         self._state = ""
         try:
@@ -190,11 +152,11 @@ class ZmqTransport(Transport):
             return None if peer.ended is not None else peer
         endpoint = self._checked_peer(address)
         push = self._socket(zmq.PUSH)
-        monitor = _Monitor(self._loop, push, sum(_ENDS))
+        monitor = Monitor(self._loop, push, sum(ENDS))
         if peer is None:
             peer = self._peers[address] = _Peer(address)
         this = peer
-        monitor.watch(lambda event, _: self._outgoing_ended(this, _ENDS[event]))
+        monitor.watch(lambda event, _: self._outgoing_ended(this, ENDS[event]))
         push.connect(endpoint)
         peer.name = b"\1" + os.urandom(_NAME_BYTES - 1)
         peer.push, peer.monitor = push, monitor

@@ -1,30 +1,15 @@
 """What every transport promises, the same tests for each."""
 
-import asyncio
 import os
-import socket
 
 import pytest
-from transport_kit import Inbox, Net, settle
+from transport_kit import ALL, ENCODED, Inbox, Net, raw_connection, settle
 
-from omni_flow.control.transport import (
-    MESSAGE_LIMIT,
-    AddressError,
-    AddressInUse,
-    AddressTooLong,
-    InsecureDirectory,
-    MessageTooLarge,
-    TransportClosed,
-)
-
-ENCODED = ["unix", "ipc", "tcp", "tcp+key"]
-ALL = ["inproc", *ENCODED]
-FILES = [kind for kind in ENCODED if not kind.startswith("tcp")]
+from omni_flow.control.transport import MESSAGE_LIMIT, AddressError, MessageTooLarge, TransportClosed
 
 pytestmark = pytest.mark.usefixtures("loop_name")
 every = pytest.mark.parametrize("kind", ALL)
 encoded = pytest.mark.parametrize("kind", ENCODED)
-files = pytest.mark.parametrize("kind", FILES)
 
 
 @every
@@ -259,125 +244,6 @@ async def test_an_address_of_another_scheme_is_an_error(net: Net) -> None:
         a.send("carrier-pigeon://roof", ["x"])
 
 
-@pytest.mark.parametrize("kind", ["inproc", *FILES])
-async def test_an_address_in_use_is_refused_and_its_owner_undisturbed(net: Net) -> None:
-    a, inbox = await net.start("a")
-    with pytest.raises(AddressInUse, match="live process"):
-        await net.start("a")
-    await settle(a, inbox)
-
-
-@files
-async def test_the_socket_directory_is_made_for_this_user_only(net: Net) -> None:
-    await net.start("a")
-    assert net.directory.stat().st_mode & 0o777 == 0o700
-    assert net.files() == ["a"]
-
-
-@files
-@pytest.mark.parametrize("mode", [0o750, 0o701, 0o777])
-async def test_a_directory_that_others_may_enter_is_refused(net: Net, mode: int) -> None:
-    net.directory.mkdir()
-    net.directory.chmod(mode)
-    with pytest.raises(InsecureDirectory, match="chmod 700"):
-        await net.start("a")
-
-
-@files
-async def test_a_symbolic_link_is_no_socket_directory(net: Net) -> None:
-    elsewhere = net.directory.with_name("elsewhere")
-    elsewhere.mkdir(mode=0o700)
-    net.directory.symlink_to(elsewhere)
-    with pytest.raises(InsecureDirectory, match="symbolic link"):
-        await net.start("a")
-
-
-@files
-async def test_a_path_too_long_for_the_kernel_is_a_clear_error(net: Net) -> None:
-    with pytest.raises(AddressTooLong, match="107"):
-        net.make("x" * 108)
-
-
-@pytest.mark.one_loop
-@files
-async def test_the_socket_file_of_a_dead_process_is_replaced(net: Net) -> None:
-    dead = net.process("a", "echo")
-    dead.kill()
-    assert net.files() == ["a"]
-    a, inbox = await net.start("a")
-    await settle(a, inbox)
-
-
-@files
-async def test_a_file_that_is_no_socket_is_left_alone(net: Net) -> None:
-    net.directory.mkdir(mode=0o700)
-    note = net.directory / "a"
-    note.write_text("mine")
-    with pytest.raises(AddressError, match="no socket"):
-        await net.start("a")
-    assert note.read_text() == "mine"
-    note.unlink()
-
-
-@pytest.mark.one_loop
-@encoded
-async def test_a_killed_process_is_said_lost_once(net: Net) -> None:
-    a, inbox = await net.start("a")
-    peer = net.process("p", "echo")
-    a.send(peer.address, ["hello"])
-    assert await inbox.until_messages(1) == ["hello"]
-    peer.kill()
-    await inbox.until_lost(peer.address)
-    await settle(a, inbox)
-    assert len(inbox.losses()) == 1
-    if net.files() == ["a", "p"]:
-        (net.directory / "p").unlink()  # what a killed process cannot do
-
-
-@pytest.mark.one_loop
-@encoded
-async def test_a_process_killed_while_it_sends_leaves_a_prefix_and_one_loss(net: Net) -> None:
-    a, inbox = await net.start("a")
-    peer = net.process("p", "flood", a.address)
-    await inbox.until_messages(1000)
-    peer.kill()
-    await inbox.until_lost(peer.address)
-    got = inbox.messages(peer.address)
-    assert got == list(range(len(got)))
-    await settle(a, inbox)
-    assert len(inbox.losses()) == 1
-    assert inbox.events[-1 - 3][:2] == ("lost", peer.address)  # 3: the batches of settle
-    if net.files() == ["a", "p"]:
-        (net.directory / "p").unlink()
-
-
-@pytest.mark.one_loop
-@encoded
-async def test_a_process_that_closes_and_exits_delivers_all_it_sent(net: Net) -> None:
-    a, inbox = await net.start("a")
-    peer = net.process("p", "burst", a.address, "200", "40000")
-    await inbox.until_lost(peer.address)
-    assert [number for number, _ in inbox.messages(peer.address)] == list(range(200))
-    peer.finish()
-    assert peer.wait() == 0
-
-
-@pytest.mark.one_loop
-@encoded
-async def test_a_killed_process_is_followed_by_another_under_the_same_or_a_new_address(net: Net) -> None:
-    a, inbox = await net.start("a")
-    first = net.process("p", "echo")
-    a.send(first.address, ["one"])
-    await inbox.until_messages(1)
-    first.kill()
-    second = net.process("p", "echo")
-    await inbox.until_lost(first.address)
-    a.send(second.address, ["two"])
-    await inbox.until(lambda: "two" in inbox.messages(second.address))
-    second.finish()
-    assert second.wait() == 0
-
-
 @encoded
 @pytest.mark.parametrize(
     "garbage", [b"\0", b"GET / HTTP/1.1\r\n\r\n", os.urandom(5000)], ids=["zero", "http", "random"]
@@ -394,22 +260,3 @@ async def test_garbage_from_a_raw_socket_hurts_nobody_else(net: Net, garbage: by
         await inbox.until_messages(2)
     assert inbox.messages() == ["before", "after"]
     assert inbox.losses() == []
-
-
-def raw_connection(net: Net, address: str) -> socket.socket:
-    if net.kind.startswith("tcp"):
-        host, _, port = address.removeprefix("tcp://").rpartition(":")
-        return socket.create_connection((host, int(port)))
-    raw = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET if net.kind == "unix" else socket.SOCK_STREAM)
-    raw.connect(address.partition("://")[2])
-    return raw
-
-
-async def ended(raw: socket.socket) -> None:
-    """Wait until the other side has closed a raw connection."""
-    while True:
-        try:
-            if not await asyncio.wait_for(asyncio.get_running_loop().sock_recv(raw, 4096), 30):
-                return
-        except ConnectionResetError:
-            return

@@ -6,8 +6,7 @@ import os
 import socket
 
 import pytest
-from test_transport_contract import ended
-from transport_kit import Inbox, ListCodec, Net, settle
+from transport_kit import Inbox, ListCodec, Net, ended, settle
 
 from omni_flow.control.transport.base import MESSAGE_LIMIT, PROTOCOL_VERSION
 from omni_flow.control.transport.packets import CUT, REFUSED, WHOLE, hello

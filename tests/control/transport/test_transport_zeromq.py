@@ -5,8 +5,7 @@ import logging
 
 import pytest
 import zmq
-from test_transport_contract import raw_connection
-from transport_kit import KEY, Inbox, ListCodec, Net, settle
+from transport_kit import KEY, Inbox, ListCodec, Net, raw_connection, settle
 
 from omni_flow.control.transport import (
     MESSAGE_LIMIT,

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,9 @@ from omni_flow.control.transport import InprocHub, Transport, make_transport
 KEY = "a key that only these tests share"
 PEER = Path(__file__).with_name("transport_peer.py")
 PATIENCE_S = 30.0
+FILES = ["unix", "ipc"]
+ENCODED = [*FILES, "tcp", "tcp+key"]
+ALL = ["inproc", *ENCODED]
 
 
 class ListCodec:
@@ -153,3 +157,22 @@ async def settle(transport: Transport, inbox: Inbox) -> None:
         seen = len(inbox.messages(transport.address))
         transport.send(transport.address, [f"settle {turn}"])
         await inbox.until_messages(seen + 1, transport.address)
+
+
+def raw_connection(net: Net, address: str) -> socket.socket:
+    if net.kind.startswith("tcp"):
+        host, _, port = address.removeprefix("tcp://").rpartition(":")
+        return socket.create_connection((host, int(port)))
+    raw = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET if net.kind == "unix" else socket.SOCK_STREAM)
+    raw.connect(address.partition("://")[2])
+    return raw
+
+
+async def ended(raw: socket.socket) -> None:
+    """Wait until the other side has closed a raw connection."""
+    while True:
+        try:
+            if not await asyncio.wait_for(asyncio.get_running_loop().sock_recv(raw, 4096), PATIENCE_S):
+                return
+        except ConnectionResetError:
+            return
