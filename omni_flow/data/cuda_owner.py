@@ -11,10 +11,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import select
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -26,6 +29,7 @@ COMMAND: Final = (sys.executable, "-m", "omni_flow.data.cuda_owner")
 ANSWER_S: Final = 60.0
 """How long an answer may take, the first of which makes the context; who takes longer counts as ended."""
 END_S: Final = 5.0
+_RESEND_S: Final = 0.05
 _MAX_MESSAGE: Final = 4096
 
 
@@ -52,8 +56,11 @@ class Denied(msgspec.Struct, tag=True, frozen=True):
     mend: str
 
 
+Answered = Callable[[Allocated | DataError], None]
+
+
 class Owner:
-    """A running owner, as the manager sees it. Calls wait for the answer.
+    """A running owner, as the manager sees it. It answers in order; nothing here waits for it but `allocate`.
 
     Args:
         device: the GPU.
@@ -62,43 +69,91 @@ class Owner:
 
     def __init__(self, device: int, command: Sequence[str] = COMMAND) -> None:
         self.device = device
+        self._waiting: deque[tuple[float, Answered]] = deque()
+        self._unsent: deque[bytes] = deque()
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._sock.settimeout(ANSWER_S)
         with theirs:
             fd = theirs.fileno()
             self.process = subprocess.Popen(
                 [*command, str(fd), str(device)], pass_fds=(fd,), stdin=subprocess.DEVNULL, start_new_session=True
             )
+        self._sock.setblocking(False)
 
     def fileno(self) -> int:
-        """Readable, outside of calls, when the owner has ended or was given up."""
+        """Readable when an answer has come (`take` it), and when the owner has ended or was given up."""
         return self._sock.fileno()
 
-    def allocate(self, nbytes: int) -> Allocated:
-        """Device memory of a multiple of `cuda.IPC_GRAIN` bytes.
+    def request(self, nbytes: int, answered: Answered) -> None:
+        """Ask for device memory of a multiple of `cuda.IPC_GRAIN` bytes. Told later, in `take`: what was allocated;
+        OutOfMemory, the device does not have that much; SystemRefusal, the owner has ended, does not answer, or can't
+        use the device."""
+        self._waiting.append((time.monotonic() + ANSWER_S, answered))
+        self._send(Allocate(nbytes))
 
-        Raises:
-            OutOfMemory: the device does not have that much.
-            SystemRefusal: the owner has ended, does not answer, or can't use the device.
-        """
-        try:
-            self._sock.send(msgspec.msgpack.encode(Allocate(nbytes)))
-            raw = self._sock.recv(_MAX_MESSAGE)
-        except OSError:
-            raw = b""
-        if not raw:
-            with contextlib.suppress(OSError):  # a late answer must not be taken for that to another request
-                self._sock.shutdown(socket.SHUT_RDWR)
-            raise self.gone()
-        answer: Allocated | Denied = msgspec.msgpack.decode(raw, type=Allocated | Denied)
-        if isinstance(answer, Denied):
-            raise from_code(answer.code, answer.message, answer.mend)
-        return answer
+    def take(self) -> bool:
+        """Take in what has come; False once the owner has ended, which is told to all who wait."""
+        with contextlib.suppress(BlockingIOError):
+            while raw := self._receive():
+                answer: Allocated | Denied = msgspec.msgpack.decode(raw, type=Allocated | Denied)
+                _, answered = self._waiting.popleft()
+                if isinstance(answer, Denied):
+                    answered(from_code(answer.code, answer.message, answer.mend))
+                else:
+                    answered(answer)
+            waiting, self._waiting = self._waiting, deque()
+            for _, answered in waiting:
+                answered(self.gone())
+            return False
+        self._flush()
+        return True
+
+    def tick(self, now: float) -> float | None:
+        """Give the owner up when an answer is overdue. Returns when to come again."""
+        self._flush()
+        due = [now + _RESEND_S] if self._unsent else []
+        if self._waiting:
+            due.append(self._waiting[0][0])
+            if due[-1] <= now:  # a late answer must not be taken for that to another request
+                with contextlib.suppress(OSError):
+                    self._sock.shutdown(socket.SHUT_RDWR)
+                return None
+        return min(due, default=None)
+
+    def allocate(self, nbytes: int) -> Allocated:
+        """`request`, and wait for the answer. Raises: what it tells."""
+        told: list[Allocated | DataError] = []
+        self.request(nbytes, told.append)
+        while not told:
+            due = self.tick(now := time.monotonic())
+            select.select([self._sock], [], [], None if due is None else max(0.0, due - now))
+            self.take()
+        if isinstance(told[0], DataError):
+            raise told[0]
+        return told[0]
 
     def free(self, number: int) -> None:
         """Give memory back. Nothing happens where the owner has ended."""
+        self._send(Free(number))
+
+    def _send(self, message: Allocate | Free) -> None:
+        self._unsent.append(msgspec.msgpack.encode(message))
+        self._flush()
+
+    def _flush(self) -> None:
+        """Send what it has room for; `take` notices when it is gone."""
         with contextlib.suppress(OSError):
-            self._sock.send(msgspec.msgpack.encode(Free(number)))
+            while self._unsent:
+                self._sock.send(self._unsent[0])
+                self._unsent.popleft()
+
+    def _receive(self) -> bytes:
+        """The next answer, empty when there is no owner. Raises: BlockingIOError when none has come."""
+        try:
+            return self._sock.recv(_MAX_MESSAGE)
+        except BlockingIOError:
+            raise
+        except OSError:
+            return b""
 
     def gone(self) -> SystemRefusal:
         """What to say once it has ended."""
@@ -134,9 +189,14 @@ class _Memory:
             cuda.use(self._device)
             self._used = True
         pointer = cuda.allocate(nbytes)
+        try:
+            handle = cuda.ipc_handle(pointer)
+        except DataError:
+            cuda.free(pointer)
+            raise
         number = next(self._numbers)
         self._pointers[number] = pointer
-        return Allocated(number, cuda.ipc_handle(pointer))
+        return Allocated(number, handle)
 
     def free(self, number: int) -> None:
         cuda.free(self._pointers.pop(number))

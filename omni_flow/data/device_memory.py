@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from omni_flow.data import cuda, cuda_owner
-from omni_flow.data.cuda_owner import Owner
+from omni_flow.data.cuda_owner import Allocated, Owner
 from omni_flow.data.device_arena import DeviceArena, IpcArena
 from omni_flow.data.errors import DataError, SystemRefusal
 from omni_flow.data.messages import ArenaInfo
@@ -29,12 +29,12 @@ class OwnedArena:
     kind = IpcArena.kind
     page_size = cuda.IPC_GRAIN
 
-    def __init__(self, name: str, size: int, owner: Owner) -> None:
+    def __init__(self, name: str, size: int, owner: Owner, memory: Allocated) -> None:
         self.name = name
-        self.size = -(-size // cuda.IPC_GRAIN) * cuda.IPC_GRAIN
+        self.size = size
         self.device = owner.device
         self._owner = owner
-        self._memory = owner.allocate(self.size)
+        self._memory = memory
 
     @property
     def info(self) -> ArenaInfo:
@@ -46,6 +46,15 @@ class OwnedArena:
     def close(self) -> None:
         """Give the memory back; nobody may have it mapped any more."""
         self._owner.free(self._memory.number)
+
+
+Made = Callable[[DeviceArena | OwnedArena | DataError], None]
+"""Told of the arena, or why there is none."""
+
+
+def _whole(size: int) -> int:
+    """What an owner makes for `size` bytes."""
+    return -(-size // cuda.IPC_GRAIN) * cuda.IPC_GRAIN
 
 
 class DeviceMemory:
@@ -69,15 +78,37 @@ class DeviceMemory:
         self._owners: dict[int, Owner] = {}
 
     def create(self, name: str, size: int, device: int) -> DeviceArena | OwnedArena:
-        """Make an arena of at least `size` bytes.
+        """Make an arena of at least `size` bytes; waits for an owner process.
 
         Raises:
             OutOfMemory: the device does not have that much.
             SystemRefusal: there is no such device, or no way to share its memory.
         """
+        exported = self._exported(name, size, device)
+        if exported is not None:
+            return exported
+        owner, size = self._owner(device), _whole(size)
+        return OwnedArena(name, size, owner, owner.allocate(size))
+
+    def request(self, name: str, size: int, device: int, made: Made) -> None:
+        """The same without waiting: an owner process may take long. `made` is told, now or later; what needs no owner
+        is raised here."""
+        exported = self._exported(name, size, device)
+        if exported is not None:
+            made(exported)
+            return
+        owner, size = self._owner(device), _whole(size)
+
+        def answered(memory: Allocated | DataError) -> None:
+            made(memory if isinstance(memory, DataError) else OwnedArena(name, size, owner, memory))
+
+        owner.request(size, answered)
+
+    def _exported(self, name: str, size: int, device: int) -> DeviceArena | None:
+        """An arena of virtual memory; None where an owner has to make it."""
         exports = cuda.exports_descriptors(device)  # refused where there is no such device: no owner for any number
         if self._sharing == "ipc" or device in self._owners:
-            return self._owned(name, size, device)
+            return None
         if self._sharing == "vmm":
             return DeviceArena.create(name, size, device)
         reason: object = "its driver says so"
@@ -87,15 +118,23 @@ class DeviceMemory:
             except SystemRefusal as error:
                 reason = error
         log.warning("device %d can't export memory as descriptors, it is shared by CUDA IPC: %s", device, reason)
-        return self._owned(name, size, device)
+        return None
 
-    def _owned(self, name: str, size: int, device: int) -> OwnedArena:
+    def _owner(self, device: int) -> Owner:
         owner = self._owners.get(device)
         if owner is None:
             owner = self._owners[device] = Owner(device, cuda_owner.COMMAND)
             started = owner
-            self._watch(owner.fileno(), lambda _events: self._lost(started.gone()))
-        return OwnedArena(name, size, owner)
+            self._watch(owner.fileno(), lambda _events: self._take(started))
+        return owner
+
+    def _take(self, owner: Owner) -> None:
+        if not owner.take():
+            self._lost(owner.gone())
+
+    def tick(self, now: float) -> float | None:
+        """Give up owners that do not answer. Returns when to come again."""
+        return min((due for owner in self._owners.values() if (due := owner.tick(now)) is not None), default=None)
 
     def close(self) -> None:
         """End the owners."""

@@ -52,7 +52,7 @@ def default_services(server: Server) -> Sequence[Service]:
         WeightService(
             arenas.made_by,
             arenas.read_only,
-            server.devices.create,
+            server.devices.request,
             config.weight_linger_s,
             time.monotonic,
         )

@@ -164,6 +164,9 @@ class Server:
         times = [t for t in (service.tick(now) for service in self.services) if t is not None]
         if self.zmq is not None:
             times.append(self.zmq.tick(now))
+        overdue = self.devices.tick(now)
+        if overdue is not None:
+            times.append(overdue)
         return min(times) if times else -1.0
 
     def _shut(self) -> None:

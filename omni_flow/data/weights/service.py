@@ -14,15 +14,16 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from omni_flow.data.device_arena import DeviceArena
-from omni_flow.data.device_memory import OwnedArena
-from omni_flow.data.errors import BadArgument, DataError, Holder, Refused
+from omni_flow.data.device_memory import Made, OwnedArena
+from omni_flow.data.errors import BadArgument, BadToken, DataError, Holder, Refused
 from omni_flow.data.protocol import Message
 from omni_flow.data.session import BaseService, Handler, Session
 from omni_flow.data.weights import messages as m
-from omni_flow.data.weights.catalog import Catalog, Grant, SegmentId, SessionId
+from omni_flow.data.weights.catalog import Answer, Catalog, Grant, SegmentId, SessionId
 from omni_flow.data.weights.names import Family
 
 if TYPE_CHECKING:
@@ -88,14 +89,14 @@ class _Parked:
 
 class WeightService(BaseService):
     """Args: `arenas`, the server's table of mappable names; `read_only`, its set of those that nobody may write;
-    `on_device`, makes an arena of a name and size on a device; `linger_s`, how long a segment outlives its last user;
-    `clock`, monotonic seconds."""
+    `on_device`, makes an arena of a name and size on a device and says so, now or later; `linger_s`, how long a segment
+    outlives its last user; `clock`, monotonic seconds."""
 
     def __init__(
         self,
         arenas: "MutableMapping[str, Callable[[Session, str], ArenaFile | OwnedArena]]",
         read_only: set[str],
-        on_device: Callable[[str, int, int], DeviceArena | OwnedArena],
+        on_device: Callable[[str, int, int, Made], None],
         linger_s: float,
         clock: Callable[[], float],
     ) -> None:
@@ -105,6 +106,7 @@ class WeightService(BaseService):
         self._clock = clock
         self._catalog = Catalog(linger_s)
         self._files: dict[SegmentId, Segment] = {}
+        self._making: set[SegmentId] = set()
         self._loaders: dict[SegmentId, SessionId] = {}
         self._parked: deque[_Parked] = deque()
         self._sessions: dict[SessionId, Session] = {}
@@ -177,27 +179,51 @@ class WeightService(BaseService):
             return False
         id, now = SessionId(session.id), self._clock()
         answer = self._catalog.ask(id, ask.family, ask.specs, ask.version, now, ask.device)
-        grant = None
-        if answer.grant:
-            granted = answer.grant
-            try:
-                file = self._files[granted.segment] = self._make(granted)
-            except BaseException:
-                self._catalog.give_up(id, granted.token)
-                for segment in {entry.segment for entry in answer.ready}:
-                    self._catalog.release(id, SegmentId(segment), now)
-                raise
-            self._loaders[granted.segment] = granted.session
-            self._arenas[m.arena_name(granted.segment)] = lambda asker, _: self._map(asker, granted.segment, file)
-            grant = m.WeightGrant(granted.token, granted.segment, granted.nbytes, granted.specs, granted.offsets)
-        session.reply(parked.message, m.WeightAnswer(answer.version, tuple(answer.ready), grant))
+        grant = answer.grant
+        if grant is None:
+            session.reply(parked.message, m.WeightAnswer(answer.version, tuple(answer.ready), None))
+            return True
+        self._making.add(grant.segment)
+        try:
+            if grant.device < 0:
+                self._made(parked, answer, grant, SegmentFile(grant.segment, grant.nbytes))
+            else:
+                name = m.arena_name(grant.segment)
+                self._on_device(name, grant.nbytes, grant.device, partial(self._made, parked, answer, grant))
+        except BaseException:
+            if grant.segment in self._making:
+                self._take_back(answer, grant)
+            raise
         return True
 
-    def _make(self, grant: Grant) -> Segment:
-        """Raises: OutOfMemory, SystemRefusal when there is no such device."""
-        if grant.device < 0:
-            return SegmentFile(grant.segment, grant.nbytes)
-        return self._on_device(m.arena_name(grant.segment), grant.nbytes, grant.device)
+    def _made(self, parked: _Parked, answer: Answer, grant: Grant, made: Segment | DataError) -> None:
+        """The memory of a grant is there, or can't be had."""
+        if grant.segment not in self._making:
+            if not isinstance(made, DataError):
+                made.close()
+            parked.session.fail(parked.message, BadToken(f"grant {grant.token} was given up", "ask again"))
+            return
+        if isinstance(made, DataError):
+            self._take_back(answer, grant)
+            parked.session.fail(parked.message, made)
+            return
+        self._making.discard(grant.segment)
+        self._files[grant.segment] = made
+        self._loaders[grant.segment] = grant.session
+        self._arenas[m.arena_name(grant.segment)] = lambda asker, _: self._map(asker, grant.segment, made)
+        sent = m.WeightGrant(grant.token, grant.segment, grant.nbytes, grant.specs, grant.offsets)
+        try:
+            parked.session.reply(parked.message, m.WeightAnswer(answer.version, tuple(answer.ready), sent))
+        except DataError as error:  # too long for a message
+            self._take_back(answer, grant)
+            parked.session.fail(parked.message, error)
+
+    def _take_back(self, answer: Answer, grant: Grant) -> None:
+        """A grant ends that its session was not told of, and the session holds nothing of the answer."""
+        self._drop(self._catalog.give_up(grant.session, grant.token))
+        for segment in {entry.segment for entry in answer.ready}:
+            self._catalog.release(grant.session, SegmentId(segment), self._clock())
+        self._retry = True
 
     def _map(self, session: Session, segment: SegmentId, file: Segment) -> Segment:
         id = SessionId(session.id)
@@ -231,7 +257,9 @@ class WeightService(BaseService):
         body = message.body(m.WeightSeal)
         id = SessionId(session.id)
         grant = self._catalog.grant_of(id, body.token)
-        file = self._files[grant.segment]
+        file = self._files.get(grant.segment)
+        if file is None:
+            raise BadToken(f"grant {body.token} has no memory yet", "wait for the answer")
         if isinstance(file, SegmentFile) and len(body.digests) == len(grant.specs):
             file.seal()
         entries = self._catalog.seal(id, body.token, body.digests, self._clock())
@@ -278,6 +306,9 @@ class WeightService(BaseService):
 
     def _drop(self, segment: SegmentId) -> None:
         """The segment is no more: its memory goes with the last mapping."""
+        if segment in self._making:
+            self._making.discard(segment)
+            return
         self._loaders.pop(segment, None)
         del self._arenas[m.arena_name(segment)]
         self._read_only.discard(m.arena_name(segment))

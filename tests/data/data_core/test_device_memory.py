@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -214,6 +215,88 @@ def test_an_owner_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPat
         assert select.select([owner], [], [], 0)[0]
     assert owner.process.wait(20) == 0
     owner.close()
+
+
+def memory_of(owner: int) -> int:
+    """How many pieces of device memory an owner process has."""
+    links = []
+    for link in Path(f"/proc/{owner}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            links.append(os.readlink(link))
+    return sum("stand-in-device" in link for link in links)
+
+
+def test_memory_that_cannot_be_shared_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STAND_IN_EXPORTS", "nothing")
+    owner = cuda_owner.Owner(0, (sys.executable, SCRIPT, "owner"))
+    for _ in range(2):
+        with pytest.raises(SystemRefusal, match="cuIpcGetMemHandle"):
+            owner.allocate(2 << 20)
+    assert memory_of(owner.process.pid) == 0
+    owner.close()
+
+
+@contextlib.contextmanager
+def loader_of(one: DeviceManager, *, stopped: bool) -> Iterator[subprocess.Popen[str]]:
+    """A role that wants weights on the device, whose owner process may be stopped."""
+    owner, pipe = one.owner, subprocess.PIPE
+    if stopped:
+        os.kill(owner, signal.SIGSTOP)
+    with subprocess.Popen([sys.executable, SCRIPT, "role", one.path], stdin=pipe, stdout=pipe, text=True) as loader:
+        try:
+            yield loader
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(owner, signal.SIGCONT)
+            loader.kill()
+
+
+def loaded(loader: subprocess.Popen[str]) -> dict[str, Any]:
+    """What a loader says when it has its weights."""
+    assert loader.stdout is not None
+    answer: dict[str, Any] = json.loads(loader.stdout.readline())
+    return answer
+
+
+def wait_until(client: MemoryManagerClient, name: str, value: int) -> None:
+    while client.stats()[name] != value:
+        assert not client.wait_end(0.02)
+
+
+def test_the_manager_serves_others_while_an_owner_is_slow(manager: Callable[..., DeviceManager]) -> None:
+    one = manager("ipc")
+    with loader_of(one, stopped=True) as loader, MemoryManagerClient(one.path, timeout=20.0) as client:
+        wait_until(client, "weight_loading", 2)
+        assert len(client.reserve("kv", 3).slots) == 3
+        assert memory_of(one.owner) == 1
+        os.kill(one.owner, signal.SIGCONT)
+        assert loaded(loader) == {"loaded": 2, "right": True, "rotten": 0}
+        assert client.check() == []
+
+
+def test_memory_that_comes_when_its_loader_has_gone_is_given_back(manager: Callable[..., DeviceManager]) -> None:
+    one = manager("ipc")
+    with loader_of(one, stopped=True) as loader, MemoryManagerClient(one.path, timeout=20.0) as client:
+        wait_until(client, "weight_loading", 2)
+        loader.kill()
+        wait_until(client, "weight_loading", 0)
+        os.kill(one.owner, signal.SIGCONT)
+        with loader_of(one, stopped=False) as again:
+            assert loaded(again)["right"]
+            while memory_of(one.owner) != 2:
+                assert not client.wait_end(0.02)
+        assert client.check() == []
+
+
+def test_an_owner_that_stays_silent_ends_a_running_manager(
+    manager: Callable[..., DeviceManager], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAND_IN_ANSWER_S", "5")
+    one = manager("ipc")
+    with loader_of(one, stopped=True), MemoryManagerClient(one.path, role="viewer") as client:
+        assert client.wait_end(60)
+    assert one.process.wait(20) == 1
+    assert "has ended, or not answered for 5 s" in one.log
 
 
 def test_a_device_that_is_not_there_gets_no_owner_process() -> None:

@@ -7,7 +7,7 @@
 shared by CUDA IPC is opened through its owner.
 
 STAND_IN_EXPORTS in the environment: `no`, the device says that it can't export descriptors; `fails`, it says it can and
-can't.
+can't; `nothing`, it can't share memory by CUDA IPC either. STAND_IN_ANSWER_S: `cuda_owner.ANSWER_S`.
 """
 
 import ctypes
@@ -50,7 +50,7 @@ def use(device):
 
 def exports_descriptors(device):
     use(device)
-    return EXPORTS != "no"
+    return EXPORTS not in ("no", "nothing")
 
 
 def create(size, device):
@@ -87,6 +87,8 @@ def free(address):
 
 
 def ipc_handle(address):
+    if EXPORTS == "nothing":
+        raise SystemRefusal("cuIpcGetMemHandle: CUDA_ERROR_NOT_SUPPORTED (801)")
     return struct.pack("<QQQ40x", os.getpid(), *allocated[address])
 
 
@@ -124,6 +126,7 @@ cuda.Stream = Stream
 cuda.exports_descriptors = exports_descriptors
 cuda.allocate, cuda.free = allocate, free
 cuda.ipc_handle, cuda.open_ipc, cuda.close_ipc = ipc_handle, open_ipc, close_ipc
+cuda_owner.ANSWER_S = float(os.environ.get("STAND_IN_ANSWER_S", cuda_owner.ANSWER_S))
 cuda_owner.COMMAND = (sys.executable, __file__, "owner")
 cuda.granularity = lambda device: 2 << 20
 cuda.use = cuda.finish = use
