@@ -21,7 +21,7 @@ from typing import Any
 import httpx
 
 sys.path.insert(0, str(Path(__file__).parent))
-from serve import group_mb, server
+from serve_rig import group_mb, server
 
 HUNG_S = 60.0
 GROWTH_MB = 64.0

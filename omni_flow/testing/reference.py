@@ -2,6 +2,7 @@
 
 No message, bucket, share or clock: every fact is computed on demand from the facts it depends on and remembered. It is
 written from the semantics alone and shares nothing with the compiler but the neutral form, so that it can judge it.
+`scopes.py` has what follows from the graph alone.
 
 Facts are `(kind, value)`: one of `VALUE`, `ABSENT_FACT`, `FAILED_FACT` for each field and existing path. An end is
 `(count, torn)` for each source and parent path. Loop sources are `H@loop`, window sources `I@win`, stream sources the
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from omni_flow.control.spec import FieldRef, GraphSpec, InterfaceSpec, Join, OutputSpec, ParamRef, SlotSpec
+from omni_flow.control.spec import FieldRef, GraphSpec, InterfaceSpec, Join, ParamRef, SlotSpec
 from omni_flow.refs import ABSENT
 from omni_flow.testing.cutting import Cuts, InvalidChoiceError, cut
 from omni_flow.testing.facts import (
@@ -31,6 +32,7 @@ from omni_flow.testing.facts import (
     Scope,
     show_path,
 )
+from omni_flow.testing.scopes import Scopes
 
 Verdict = Literal["ready", "failed", "dead"]
 
@@ -85,25 +87,13 @@ class _Interpreter:
         self.behave = behave
         self.choices = choices
         self.cuts = cuts
-        self.interfaces = {interface.name: interface for interface in spec.interfaces}
-        self.placeholders = {placeholder.name: placeholder for placeholder in spec.placeholders}
-        self.producers: dict[str, tuple[InterfaceSpec, OutputSpec]] = {
-            output.field: (interface, output) for interface in spec.interfaces for output in interface.outputs
-        }
-        self.heads: dict[str, InterfaceSpec] = {}
-        self.windowing: dict[str, tuple[InterfaceSpec, SlotSpec]] = {}
-        for interface in spec.interfaces:
-            for slot in (slot for group in interface.groups for slot in group):
-                if slot.field in spec.feedback:
-                    self.heads[f"{interface.name}@loop"] = interface
-                if slot.join is Join.WINDOW:
-                    self.windowing[f"{interface.name}@win"] = (interface, slot)
+        self.scopes = Scopes(spec)
+        self.placeholders, self.producers = self.scopes.placeholders, self.scopes.producers
+        self.heads, self.windowing = self.scopes.heads, self.scopes.windowing
         self.is_ordered = {
             interface.name: any(slot.ordered for group in interface.groups for slot in group)
             for interface in spec.interfaces
         }
-        self.field_scopes: dict[str, Scope] = {}
-        self.interface_scopes: dict[str, Scope] = {}
         self.facts: dict[tuple[str, Path], Fact] = {}
         self.ends: dict[tuple[str, Path], End] = {}
         self.verdicts: dict[tuple[str, Path], tuple[Verdict, int, dict[str, Any]]] = {}
@@ -115,10 +105,10 @@ class _Interpreter:
 
     def result(self) -> Result:
         for interface in self.spec.interfaces:
-            for path in self.paths(self.interface_scope(interface.name)):
+            for path in self.paths(self.scopes.interface(interface.name)):
                 self.activation(interface, path)
         for name in [*self.placeholders, *self.producers]:
-            for path in self.paths(self.field_scope(name)):
+            for path in self.paths(self.scopes.field(name)):
                 self.fact(name, path)
         outputs = {name: self.deliver(slot) for name, slot in self.spec.outputs.items()}
         hidden = {i.name: self.deliver_hidden(i) for i in self.spec.interfaces if not i.outputs}
@@ -127,50 +117,7 @@ class _Interpreter:
             outputs, hidden, "failed" if failed else "done", self.runs, self.facts, self.ends, self.start_order
         )
 
-    # Scopes
-
-    def field_scope(self, name: str) -> Scope:
-        """The sources in the paths of a field."""
-        scope = self.field_scopes.get(name)
-        if scope is None:
-            if name in self.placeholders:
-                scope = (name,) if self.placeholders[name].stream else ()
-            else:
-                interface, output = self.producers[name]
-                scope = self.interface_scope(interface.name) + ((name,) if output.stream else ())
-            self.field_scopes[name] = scope
-        return scope
-
-    def interface_scope(self, name: str) -> Scope:
-        """The sources in the activations of an interface: its longest slot scope, and its loop if it is a head."""
-        scope = self.interface_scopes.get(name)
-        if scope is None:
-            interface = self.interfaces[name]
-            slots = [s for group in interface.groups for s in group if s.field not in self.spec.feedback]
-            scope = max((self.slot_scope(interface, slot) for slot in slots), key=len)
-            if f"{name}@loop" in self.heads:
-                scope = (*scope, f"{name}@loop")
-            self.interface_scopes[name] = scope
-        return scope
-
-    def slot_scope(self, interface: InterfaceSpec | None, slot: SlotSpec) -> Scope:
-        scope = self.field_scope(slot.field)
-        if slot.join is Join.PLAIN:
-            return scope
-        if slot.join is Join.WINDOW:
-            assert interface is not None, "a window is a slot of an interface"
-            return (*scope[:-1], f"{interface.name}@win")
-        return scope[: self.depth(slot, scope)]
-
-    @staticmethod
-    def depth(slot: SlotSpec, scope: Scope) -> int:
-        """How many sources of a field's scope a closing join leaves."""
-        if slot.over is None:
-            return len(scope) - slot.levels
-        for index, source in enumerate(scope):
-            if source == slot.over or source.endswith(f".{slot.over}"):
-                return index
-        raise ValueError(f"{slot.field}: no source {slot.over!r} in its scope {scope}")
+    # Facts and ends
 
     def paths(self, scope: Scope, prefix: Path = ()) -> Iterator[Path]:
         """All existing paths of a scope below a prefix, in path order."""
@@ -180,8 +127,6 @@ class _Interpreter:
         source = scope[len(prefix)]
         for number in range(self.end(source, prefix)[0]):
             yield from self.paths(scope, (*prefix, (source, number)))
-
-    # Facts and ends
 
     def fact(self, name: str, path: Path) -> Fact:
         key = (name, path)
@@ -242,14 +187,14 @@ class _Interpreter:
             assert bound is not None, "a bound feedback is a lint matter"
             source, iteration = path[-1]
             return self.fact(bound, (*path[:-1], (source, iteration - 1)))
-        scope = self.field_scope(slot.field)
+        scope = self.scopes.field(slot.field)
         if slot.join is Join.PLAIN:
             return self.fact(slot.field, path[: len(scope)])
         if slot.join is Join.WINDOW:
             prefix = path[: len(scope)]
             source, number = prefix[-1]
             return Fact("value", self.cut_windows(source, prefix[:-1])[0][number])
-        depth = self.depth(slot, scope)
+        depth = self.scopes.depth(slot, scope)
         frames = self.frames(slot.field, scope[depth:], path[:depth])
         if slot.join is Join.COUNT and slot.n != "all":
             return self.count(slot, frames, path[:depth])
@@ -268,7 +213,7 @@ class _Interpreter:
         if isinstance(n, ParamRef):
             n = self.params[n.name]
         elif isinstance(n, FieldRef):
-            fact = self.fact(n.name, prefix[: len(self.field_scope(n.name))])
+            fact = self.fact(n.name, prefix[: len(self.scopes.field(n.name))])
             if fact.kind != "value":
                 return fact
             n = fact.value
@@ -293,7 +238,7 @@ class _Interpreter:
             _, slot = self.windowing[source]
             frames: list[Any] = []
             torn = False
-            for fact in self.frames(slot.field, self.field_scope(slot.field)[-1:], parent):
+            for fact in self.frames(slot.field, self.scopes.field(slot.field)[-1:], parent):
                 if fact.kind == "failed":
                     torn = True
                     break
@@ -421,14 +366,14 @@ class _Interpreter:
     # The client
 
     def deliver(self, slot: SlotSpec) -> Delivered:
-        scope = self.slot_scope(None, slot)
+        scope = self.scopes.slot(None, slot)
         return self._deliver(lambda path: self.slot_fact(None, slot, path), scope)
 
     def deliver_hidden(self, interface: InterfaceSpec) -> Delivered:
         def hidden(path: Path) -> Fact:
             return FAILED_FACT if self.activation(interface, path).failed else ABSENT_FACT
 
-        return self._deliver(hidden, self.interface_scope(interface.name))
+        return self._deliver(hidden, self.scopes.interface(interface.name))
 
     def _deliver(self, fact_at: Callable[[Path], Fact], scope: Scope) -> Delivered:
         def walk(prefix: Path) -> Iterator[Fact]:
