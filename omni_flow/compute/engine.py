@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from omni_flow.compute.errors import BadRequest
 from omni_flow.compute.sampling import Sampling
-from omni_flow.data.identity import MediaDigest, MediaSpan
+from omni_flow.data.identity import DIGEST_BYTES, MediaDigest, MediaSpan
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -73,9 +73,11 @@ class Layout(NamedTuple):
 def lay_out(spans: Sequence[Span]) -> Layout:
     """
     Raises:
-        BadRequest: no tokens at all, token ids that are no integers, or embeddings that are not float32 of two
-            dimensions.
+        BadRequest: no tokens at all, spans that are none, token ids that are no integers, or embeddings that are not
+            float32 of two dimensions with a digest.
     """
+    if isinstance(spans, (str, bytes)) or not isinstance(spans, Sequence):
+        raise BadRequest(f"spans are {type(spans).__name__}", "give a list of Tokens and Embeddings")
     parts: list[npt.NDArray[np.int64]] = []
     media: list[MediaSpan] = []
     embeddings: list[Floats] = []
@@ -83,19 +85,28 @@ def lay_out(spans: Sequence[Span]) -> Layout:
     for span in spans:
         if isinstance(span, Tokens):
             parts.append(_token_ids(span.ids))
-        else:
-            if span.rows.dtype != np.float32 or span.rows.ndim != 2 or not len(span.rows):
-                raise BadRequest(
-                    f"embeddings are {span.rows.dtype} of shape {span.rows.shape}",
-                    "give float32 (length > 0, hidden size)",
-                )
+        elif isinstance(span, Embeddings):
+            _check_embeddings(span)
             media.append(MediaSpan(length, len(span), span.digest))
             embeddings.append(span.rows)
             parts.append(np.full(len(span), span.placeholder, np.int64))
+        else:
+            raise BadRequest(f"a span is {type(span).__name__}", "give Tokens or Embeddings")
         length += len(parts[-1])
     if not length:
         raise BadRequest("a request without tokens", "give at least one")
     return Layout(parts[0] if len(parts) == 1 else np.concatenate(parts), tuple(media), tuple(embeddings))
+
+
+def _check_embeddings(span: Embeddings) -> None:
+    rows = span.rows
+    if not isinstance(rows, np.ndarray) or rows.dtype != np.float32 or rows.ndim != 2 or not len(rows):
+        what = f"{rows.dtype} of shape {rows.shape}" if isinstance(rows, np.ndarray) else type(rows).__name__
+        raise BadRequest(f"embeddings are {what}", "give float32 (length > 0, hidden size)")
+    if not isinstance(span.digest, bytes) or len(span.digest) != DIGEST_BYTES:
+        raise BadRequest("the digest of embeddings is none", "see omni_flow.data.identity.media_digest")
+    if not isinstance(span.placeholder, int):
+        raise BadRequest(f"the placeholder of embeddings is {type(span.placeholder).__name__}", "give a token id")
 
 
 def _token_ids(ids: Sequence[int]) -> npt.NDArray[np.int64]:
@@ -198,6 +209,11 @@ class FixedRows(Protocol):
 
         Returns:
             float32 (rows, hidden size), the hidden states behind the last norm.
+
+        Raises:
+            BadRequest: not rows of this session.
+            ForwardFailed: the model raised; another step may be tried.
+            SessionClosed: it was left.
         """
 
 
@@ -215,7 +231,8 @@ class Engine(Protocol):
         """Token events, then one end event. Closing the iterator early cancels: pages and slots go back at once.
 
         Raises (from the iterator):
-            BadRequest, PromptTooLong: refused at admission.
+            BadRequest, PromptTooLong: refused at admission; the message names the field.
+            ForwardFailed: its step hook raised.
             EngineFull: the queue is full, and nothing of smaller priority waits in it.
             EngineDied: the engine's process ended; nothing of this request is kept.
         """

@@ -41,6 +41,15 @@ class EngineFull(ComputeError):
     """The engine refuses the request because its queue is full."""
 
 
+class ForwardFailed(ComputeError):
+    """Python code in a forward pass raised: the model's, or its step hook's; the message names it and says where. The
+    requests of that forward end, the engine serves on."""
+
+
+class SessionClosed(ComputeError):
+    """A fixed-row session that was left, and whose rows are gone, was asked for another step."""
+
+
 class EngineDied(ComputeError):
     """The engine process ended while requests were running."""
 

@@ -224,12 +224,12 @@ def shape(logits: Tensor, columns: _Columns, top: bool = True) -> Tensor:
         limit = columns.top_k[:, None]
         out = (limit > 0) & (rank[None] >= limit)
         # ties at the border of top-k stay, as nothing tells them apart
-        border = ordered.gather(-1, (limit - 1).clamp(min=0))
+        border = ordered.gather(-1, (limit - 1).clamp(0, logits.shape[-1] - 1))
         out &= ordered < border
         ordered = ordered.masked_fill(out, _NEVER)
         chances = ordered.softmax(-1)
         before = chances.cumsum(-1) - chances
-        nucleus = columns.top_p[:, None]
+        nucleus = columns.top_p[:, None].clamp(min=1e-30)  # one too small for float32 keeps the most likely token
         ordered = ordered.masked_fill((nucleus < 1) & (before >= nucleus), _NEVER)
         logits = torch.empty_like(logits).scatter_(-1, order, ordered)
     least = columns.min_p[:, None]

@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
-import math
+from functools import cache
+from typing import Final
 
 import msgspec
 
 from omni_flow.compute.errors import BadRequest
+
+LONGEST_WORD: Final = 33
+"""Tokens of a bad word: as many as a request's history keeps, and the one that it excludes."""
+
+_RANGES: Final[dict[str, tuple[float, float]]] = {
+    "temperature": (0.0, 1e4),
+    "top_k": (0, 2**31 - 1),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.0, 100.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "presence_penalty": (-2.0, 2.0),
+    "min_tokens": (0, 2**31 - 1),
+    "max_tokens": (1, 2**31 - 1),
+    "seed": (-(2**63), 2**64 - 1),
+    "logprobs": (0, 20),
+}
+_MOST_BIAS: Final = 1e6
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -32,6 +51,9 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         seed: of the draw. Equal seeds give equal tokens whatever else runs in the batch.
         logprobs: report that many alternatives per token; None: no log-probabilities.
         json_schema, regex, grammar: constrain the text; at most one (a JSON schema, a regular expression, EBNF).
+
+    Raises:
+        BadRequest: names the field that is of the wrong type or out of its range.
     """
 
     temperature: float = 0.0
@@ -55,25 +77,24 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     grammar: str | None = None
 
     def __post_init__(self) -> None:
-        for name, low, high in (
-            ("temperature", 0.0, math.inf),
-            ("top_k", 0, math.inf),
-            ("top_p", 0.0, 1.0),
-            ("min_p", 0.0, 1.0),
-            ("repetition_penalty", 0.0, math.inf),
-            ("frequency_penalty", -2.0, 2.0),
-            ("presence_penalty", -2.0, 2.0),
-            ("min_tokens", 0, self.max_tokens),
-            ("max_tokens", 1, math.inf),
-            ("logprobs", 0, 20) if self.logprobs is not None else ("max_tokens", 1, math.inf),
-        ):
+        try:
+            msgspec.convert(self, _fields(), from_attributes=True)
+        except msgspec.ValidationError as wrong:
+            raise BadRequest(f"a parameter of sampling is wrong: {wrong}", "see Sampling") from None
+        for name, (low, high) in _RANGES.items():
             value = getattr(self, name)
-            if not low <= value <= high:
+            if value is not None and not low <= value <= high:
                 raise BadRequest(f"{name} is {value}", f"give {low} to {high}")
+        if self.min_tokens > self.max_tokens:
+            raise BadRequest(f"min_tokens is {self.min_tokens}", f"give 0 to {self.max_tokens}, which is max_tokens")
         if self.top_p == 0 or self.repetition_penalty == 0:
             raise BadRequest("top_p and repetition_penalty are over 0", "give 1 to switch them off")
-        if any(not word for word in self.bad_words):
-            raise BadRequest("an empty bad word", "leave it out")
+        if any(not 0 < len(word) <= LONGEST_WORD for word in self.bad_words):
+            raise BadRequest("bad_words has an empty or a long word", f"give 1 to {LONGEST_WORD} tokens each")
+        if any(not -_MOST_BIAS <= bias <= _MOST_BIAS for bias in self.logit_bias.values()):
+            raise BadRequest(f"logit_bias is {self.logit_bias}", f"give {-_MOST_BIAS} to {_MOST_BIAS} for each token")
+        if "" in self.stop:
+            raise BadRequest("stop has an empty text", "leave it out")
         if sum(given is not None for given in (self.json_schema, self.regex, self.grammar)) > 1:
             raise BadRequest("more than one of json_schema, regex and grammar", "give one")
 
@@ -81,3 +102,9 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def penalised(self) -> bool:
         """Whether the tokens so far change the logits."""
         return self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
+
+
+@cache
+def _fields() -> type[msgspec.Struct]:
+    """The fields of `Sampling` alone: constructors of Structs don't look at types."""
+    return msgspec.defstruct("Fields", [(field.name, field.type) for field in msgspec.structs.fields(Sampling)])

@@ -1,4 +1,5 @@
-"""A step hook for tests: two codebooks with heads of their own, and text again after a number of steps."""
+"""Step hooks for tests: two codebooks with heads of their own, and text again after a number of steps; and one that
+breaks."""
 
 from __future__ import annotations
 
@@ -43,3 +44,43 @@ class Codes:
             embeddings,
             [bytes(line) if fed else None for line, fed in zip(codes.tolist(), feeds.tolist(), strict=True)],
         )
+
+
+ONCE, ALWAYS = 1e6, 1e7
+"""Rows as large as this make the model of `Breaks` raise, the first time or each time."""
+
+
+class Breaks(Codes):
+    """`Codes` that do what a request asks, and a model that raises for some rows.
+
+    A request says in `breaks` in which way, and in `after` in which step: `begin` or `step` raise, or what `step` gives
+    has too few `tokens`, is `emitted` as text, or is `nothing`.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self.raised = False
+        model.model.register_forward_pre_hook(self.look, with_kwargs=True)
+
+    def look(self, _module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        rows = [x for x in (*given, *named.values()) if isinstance(x, Tensor) and x.is_floating_point() and x.numel()]
+        largest = max((float(x.abs().max()) for x in rows), default=0.0)
+        if largest >= ALWAYS or (largest >= ONCE and not self.raised):
+            self.raised = True
+            raise ArithmeticError(f"rows as large as {largest:g}")
+
+    def begin(self, asked: Mapping[str, Any]) -> Any:
+        if asked["breaks"] == "begin":
+            raise LookupError("no such voice")
+        return asked
+
+    def step(self, rows: Sequence[StepRow], hidden: Tensor, tokens: Tensor, logits: Tensor) -> Any:
+        wanted = {row.state["breaks"] for row in rows if row.step >= row.state["after"]}
+        if "step" in wanted:
+            raise LookupError("no such code")
+        if "nothing" in wanted:
+            return None
+        emitted: list[Any] = [b"fine"] * len(rows)
+        if "emitted" in wanted:
+            emitted = ["text"] * len(rows)
+        return StepResult(tokens[:-1] if "tokens" in wanted else tokens, None, None, emitted)

@@ -11,10 +11,11 @@ import engine_kit as kit
 import numpy as np
 import pytest
 import rows_kit
+import step_hooks
 import torch
 
 from omni_flow.compute.engine import Embeddings, Floats, Tokens
-from omni_flow.compute.errors import BadRequest, EngineFull
+from omni_flow.compute.errors import BadRequest, EngineDied, EngineFull, ForwardFailed, SessionClosed
 from omni_flow.compute.sglang.config import EngineConfig
 from omni_flow.compute.sglang.kernel import SGLangEngine
 from omni_flow.data.identity import media_digest
@@ -146,5 +147,68 @@ def test_rows_over_mla_equal_a_masked_forward(tmp_path: Path) -> None:
             counts = await engine.stats()
             # 37 rows run in the forward that was made at the start, of 48
             assert (counts["row_sizes"], counts["row_forwards"]) == (2, 6)
+
+    asyncio.run(run())
+
+
+def test_a_forward_that_raises_refuses_its_steps_and_the_next_one_runs(tmp_path: Path) -> None:
+    oracle = rows_kit.tiny_qwen(tmp_path)
+    embed = oracle.model.embed_tokens.weight.detach()
+    text = np.random.default_rng(1).integers(0, 256, 40).tolist()
+    once = Embeddings(np.full((3, HIDDEN), step_hooks.ONCE, np.float32), media_digest(b"x", "", "test", ""), 3)
+    said = r"fixed-row forward of Qwen3ForCausalLM raised ArithmeticError: rows as large as 1e\+0\d \(step_hooks\.py:"
+
+    async def run() -> None:
+        config = EngineConfig(model=str(tmp_path), page_size=PAGE, max_tokens=60 * PAGE)
+        async with SGLangEngine(config, step_hook=step_hooks.Breaks) as engine:
+            decoding = asyncio.create_task(kit.answer(engine, kit.greedy(text, 40)))
+            async with engine.fixed_rows([Tokens(text), once], 5) as two, engine.fixed_rows([Tokens(text)], 7) as one:
+                with pytest.raises(ForwardFailed, match=said):
+                    await two.step(noise(2, 5))
+                for _ in range(2):  # with the context, and behind it
+                    with pytest.raises(ForwardFailed, match=said):
+                        await one.step(noise(1, 7) + np.float32(step_hooks.ALWAYS))
+                    given = noise(1, 7)
+                    wanted = rows_kit.states(oracle, torch.cat((embed[text], torch.tensor(given))), 7)
+                    np.testing.assert_allclose(await one.step(given), wanted, rtol=1e-4, atol=1e-4)
+                # what a context is made of raises once, and is computed with the next step
+                before = torch.cat((embed[text], torch.tensor(once.rows), torch.tensor(noise(2, 5))))
+                for _ in range(2):
+                    wanted = rows_kit.states(oracle, before, 5)
+                    np.testing.assert_allclose(await two.step(noise(2, 5)), wanted, rtol=1e-3, atol=1e-3)
+            assert (await decoding).tokens == kit.oracle_greedy(oracle, text, 40)[0]
+            counts = await engine.stats()
+            assert counts["held"] == counts["locked"] == counts["running"] == 0
+            assert counts["available"] + counts["pinned"] == counts["quota"]
+
+    asyncio.run(run())
+
+
+def test_a_session_that_was_left_and_one_whose_engine_is_gone_refuse_steps(tmp_path: Path) -> None:
+    rows_kit.tiny_qwen(tmp_path)
+
+    async def run() -> None:
+        engine = SGLangEngine(EngineConfig(model=str(tmp_path), page_size=PAGE, max_tokens=60 * PAGE))
+        await engine.start()
+        async with engine.fixed_rows([Tokens([1, 2, 3])], 4) as session:
+            alone = [await session.step(noise(seed, 4)) for seed in range(3)]
+            # a step that nobody waits for any more leaves its answer to nobody; steps at once run one after the other
+            left = asyncio.create_task(session.step(noise(0, 4)))
+            await asyncio.sleep(0)
+            left.cancel()
+            again = await asyncio.gather(*(session.step(noise(seed, 4)) for seed in range(3)))
+            np.testing.assert_allclose(again, alone, rtol=1e-5, atol=1e-5)
+            waiting = asyncio.create_task(session.step(noise(0, 4)))
+            await asyncio.sleep(0)
+        for step in (waiting, session.step(noise(0, 4))):
+            with pytest.raises(SessionClosed, match="was left"):
+                await step
+        async with engine.fixed_rows([Tokens([1, 2, 3])], 4) as session:
+            await engine.close()
+            with pytest.raises(EngineDied, match="closed"):
+                await session.step(noise(0, 4))
+        for ask in (engine.stats(), kit.answer(engine, kit.greedy([1], 1))):
+            with pytest.raises(EngineDied, match="closed"):
+                await ask
 
     asyncio.run(run())

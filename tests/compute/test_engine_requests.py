@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Coroutine, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,7 +20,7 @@ from omni_flow.compute.sampler import Batch, History, Row, sample
 from omni_flow.compute.sampling import Sampling
 from omni_flow.compute.sglang.config import EngineConfig
 from omni_flow.compute.sglang.kernel import SGLangEngine
-from omni_flow.data.identity import media_digest
+from omni_flow.data.identity import MediaDigest, media_digest
 from omni_flow.models.tokenizer import Processor
 from omni_flow.testing import tiny_checkpoint
 
@@ -389,5 +390,98 @@ def test_what_cannot_run_is_refused_with_numbers(serving: Serving) -> None:
         assert refused
         assert len(served) >= 8
         assert all(isinstance(one.end, EndEvent) and len(one.tokens) == 40 for one in served)
+
+    serving.run(run())
+
+
+PICTURE = Embeddings(np.zeros((2, 64), np.float32), media_digest(b"p", "", "test", ""), 0)
+
+
+@pytest.mark.parametrize(
+    ("field", "given"),
+    [
+        ("spans", {"spans": None}),
+        ("spans", {"spans": "text"}),
+        ("span", {"spans": [[1, 2]]}),
+        ("token ids", {"spans": [Tokens(None)]}),  # type: ignore[arg-type]
+        ("token ids", {"spans": [Tokens([-1])]}),
+        ("embeddings", {"spans": [replace(PICTURE, rows=[[0.0] * 64])]}),
+        ("digest", {"spans": [replace(PICTURE, digest=MediaDigest(b"short"))]}),
+        ("placeholder", {"spans": [replace(PICTURE, placeholder=1.5)]}),
+        ("token ids", {"spans": [replace(PICTURE, placeholder=258)]}),
+        ("sampling", {"sampling": {"max_tokens": 3}}),
+        ("tenant", {"tenant": "ada"}),
+        ("logits", {"logits": 1}),
+        ("priority", {"priority": 1.0}),
+        ("priority", {"priority": 2**63}),
+        ("session", {"session": None}),
+        ("Unicode", {"session": "\ud800"}),
+        ("Unicode", {"sampling": Sampling(stop=("\ud800",))}),
+        ("logit_bias", {"sampling": Sampling(logit_bias={258: 1.0})}),
+        ("stop_token_ids", {"sampling": Sampling(stop_token_ids=(-1,))}),
+        ("bad_words", {"sampling": Sampling(bad_words=((1, 10**12),))}),
+    ],
+)
+def test_an_odd_value_is_refused_with_the_name_of_its_field_and_the_engine_serves_on(
+    serving: Serving, field: str, given: dict[str, Any]
+) -> None:
+    with pytest.raises(BadRequest, match=field):
+        serving.run(kit.answer(serving.engine, Request(**{"spans": [Tokens([1])], **given})))
+    assert len(serving.run(kit.answer(serving.engine, ask([1, 2, 3], max_tokens=2))).tokens) == 2
+
+
+def test_the_largest_values_that_are_taken_are_served(serving: Serving) -> None:
+    extreme = {
+        "temperature": 1e4, "top_k": 2**31 - 1, "top_p": 1e-300, "repetition_penalty": 100.0, "min_tokens": 3,
+        "stop_token_ids": (0, 257), "logit_bias": {257: -1e6, 0: 1e6}, "bad_words": ((1,) * 33, (2,)), "logprobs": 20,
+        "seed": 2**64 - 1, "stop": ("x" * 10_000,),
+    }  # fmt: skip
+    got = serving.run(kit.answer(serving.engine, ask(prompt_of(20, 3), max_tokens=5, **extreme)))
+    assert 3 <= len(got.tokens) <= 5
+    longest = serving.run(kit.answer(serving.engine, ask(prompt_of(500, 3), max_tokens=2**31 - 1)))
+    assert longest.end.reason == "length"
+    assert serving.engine.ready.max_prompt - 500 <= len(longest.tokens) < CONTEXT - 500
+
+
+@pytest.mark.parametrize(
+    ("field", "given"),
+    [
+        ("spans", {"context": None}),
+        ("context has token ids", {"context": [Tokens([258])]}),
+        ("context has embeddings", {"context": [replace(PICTURE, rows=np.zeros((2, 8), np.float32))]}),
+        ("rows", {"rows": 0}),
+        ("rows", {"rows": 2.0}),
+        ("rows", {"rows": 2**70}),
+        ("2147483647 rows", {"rows": 2**31 - 1}),
+        ("placeholder", {"placeholder": -1}),
+        ("tenant", {"tenant": "ada"}),
+    ],
+)
+def test_an_odd_value_of_fixed_rows_is_refused_by_name(serving: Serving, field: str, given: dict[str, Any]) -> None:
+    async def run() -> None:
+        asked: dict[str, Any] = {"context": [Tokens([1, 2])], "rows": 4, **given}
+        async with serving.engine.fixed_rows(asked.pop("context"), asked.pop("rows"), **asked):
+            pass
+
+    with pytest.raises(BadRequest, match=field):
+        serving.run(run())
+    assert serving.run(serving.idle())["held"] == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "rows", "causal"),
+    [
+        ("rows", None, None),
+        ("rows", np.zeros((4, 64)), None),
+        ("causal", np.zeros((4, 64), np.float32), 7),
+        ("causal", np.zeros((4, 64), np.float32), [True] * 3),
+    ],
+)
+def test_an_odd_step_of_fixed_rows_is_refused_by_name(serving: Serving, field: str, rows: Any, causal: Any) -> None:
+    async def run() -> None:
+        async with serving.engine.fixed_rows([Tokens([1, 2])], 4) as session:
+            with pytest.raises(BadRequest, match=field):
+                await session.step(rows, causal)
+            assert (await session.step(np.ones((4, 64), np.float32))).shape == (4, 64)
 
     serving.run(run())

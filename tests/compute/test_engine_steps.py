@@ -12,7 +12,7 @@ import pytest
 import step_hooks
 
 from omni_flow.compute.engine import Request, Tokens
-from omni_flow.compute.errors import BadRequest
+from omni_flow.compute.errors import BadRequest, ForwardFailed
 from omni_flow.compute.sampling import Sampling
 from omni_flow.compute.sglang.config import EngineConfig
 from omni_flow.compute.sglang.kernel import SGLangEngine
@@ -87,3 +87,40 @@ def test_steps_without_a_hook_are_refused() -> None:
         asyncio.run(run())
     with pytest.raises(ValueError, match="can't be imported"):
         SGLangEngine(EngineConfig(model="nowhere"), step_hook=lambda model: step_hooks.Codes(model))
+
+
+def test_a_hook_that_raises_ends_its_requests_with_its_name_and_nobody_elses(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("deepseek_v2", tmp_path)
+    oracle = kit.oracle(folder)
+
+    def breaks(how: str, after: int = 0) -> Request:
+        steps = {"breaks": how, "after": after}
+        return Request(spans=[Tokens([5, 6, 7])], sampling=Sampling(max_tokens=9, ignore_eos=True), steps=steps)
+
+    async def run() -> None:
+        config = EngineConfig(model=str(folder), page_size=16, max_tokens=320, chunk=32)
+        async with SGLangEngine(config, step_hook=step_hooks.Breaks) as engine:
+            plain = kit.oracle_greedy(oracle, [5, 6, 7], 60)[0]
+            other = asyncio.create_task(kit.answer(engine, kit.greedy([5, 6, 7], 60)))
+            for how, said in (
+                ("begin", "LookupError: no such voice"),
+                ("step", "LookupError: no such code"),
+                ("tokens", "ValueError: tokens has shape"),
+                ("emitted", "ValueError: emitted is not bytes"),
+                ("nothing", "AttributeError"),
+            ):
+                for after in (0, 3):
+                    with pytest.raises(ForwardFailed, match=rf"step_hooks:Breaks raised {said}.*\.py:\d+ in"):
+                        await kit.answer(engine, breaks(how, after))
+            both = await asyncio.gather(
+                kit.answer(engine, breaks("step", 2)), kit.answer(engine, breaks("never")), return_exceptions=True
+            )
+            assert isinstance(both[0], ForwardFailed)
+            fine = await kit.answer(engine, breaks("never"))
+            assert [event.emitted for event in fine.events] == [b"fine"] * 9
+            assert fine.tokens == plain[:9]
+            assert (await other).tokens == plain
+            counts = await engine.stats()
+            assert counts["held"] == counts["locked"] == counts["running"] == 0
+
+    asyncio.run(run())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from itertools import chain, pairwise
 
@@ -10,11 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omni_flow.compute.sglang.rows_inputs import MOST_ROWS, SEQUENCES, RowInputs, batches, size_for
+from omni_flow.compute.sglang.rows_inputs import MOST_ROWS, SEQUENCES, Placement, RowInputs, batches, size_for
 
 
 @dataclass
 class Session:
+    number: int
     context: int
     rows: int
     places: torch.Tensor
@@ -33,13 +35,35 @@ def test_there_are_four_sizes_an_octave() -> None:
 
 @given(st.lists(st.integers(1, 2 * MOST_ROWS), min_size=1, max_size=40))
 def test_batches_hold_every_session_once_and_no_more_than_fits(rows: list[int]) -> None:
-    cuts = [rows[some] for some in batches(rows)]
+    cuts = [rows[some] for some in batches(list(enumerate(rows)))]
     assert list(chain(*cuts)) == rows
     for some in cuts:
         assert 0 < len(some) <= SEQUENCES
         assert len(some) == 1 or sum(some) <= MOST_ROWS
     for some, following in pairwise(cuts):
         assert len(some) == SEQUENCES or sum(some) + following[0] > MOST_ROWS
+
+
+@given(st.lists(st.integers(0, 3), max_size=30))
+def test_a_session_is_in_a_forward_once_and_its_steps_keep_their_order(numbers: list[int]) -> None:
+    cuts = [numbers[some] for some in batches([(number, 5) for number in numbers])]
+    assert list(chain(*cuts)) == numbers
+    assert all(len(set(some)) == len(some) for some in cuts)
+
+
+def test_what_was_placed_last_is_not_placed_again_and_its_session_is_not_kept() -> None:
+    inputs = RowInputs.empty(16, 8, torch.float32, [-1], torch.zeros(SEQUENCES * 40, dtype=torch.int64))
+    placement = Placement()
+    session = Session(1, 3, 4, torch.arange(16, 23))
+    placement.set(inputs, [session], [bytes(4)])
+    inputs.slots.zero_()
+    placement.set(inputs, [session], [bytes(4)])
+    assert not inputs.slots.any()
+    placement.set(inputs, [session], [b"\x01" * 4])
+    assert inputs.slots[:4].tolist() == [19, 20, 21, 22]
+    kept = weakref.ref(session)
+    del session
+    assert kept() is None
 
 
 @given(
@@ -50,11 +74,11 @@ def test_batches_hold_every_session_once_and_no_more_than_fits(rows: list[int]) 
 def test_bounds_say_what_a_row_sees(asked: list[tuple[int, list[bool]]], window: int) -> None:
     sessions, slot = [], 16
     for context, flags in asked:
-        sessions.append(Session(context, len(flags), torch.arange(slot, slot + context + len(flags))))
+        sessions.append(Session(len(sessions), context, len(flags), torch.arange(slot, slot + context + len(flags))))
         slot += context + len(flags)
     context_slots = torch.zeros(SEQUENCES * 40, dtype=torch.int64)
     inputs = RowInputs.empty(size_for(SEQUENCES * 20), 8, torch.float32, [window], context_slots)
-    inputs.place([Session(3, 9, torch.arange(12))], [bytes(9)])  # what stood there before leaves nothing
+    inputs.place([Session(9, 3, 9, torch.arange(12))], [bytes(9)])  # what stood there before leaves nothing
     inputs.place(sessions, [bytes(flags) for _, flags in asked])
     starts, contexts = inputs.starts.tolist(), inputs.context_starts.tolist()
     for at, session in enumerate(sessions):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -178,11 +181,38 @@ def test_bias_and_log_probabilities() -> None:
         ("min_tokens", 500),
         ("logprobs", 21),
         ("bad_words", ((),)),
+        ("bad_words", ((1,) * 34,)),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("temperature", "hot"),
+        ("top_k", 2**70),
+        ("top_k", 1.5),
+        ("top_p", None),
+        ("max_tokens", -1),
+        ("max_tokens", True),
+        ("seed", 2**64),
+        ("seed", "x"),
+        ("logit_bias", {1: math.nan}),
+        ("logit_bias", {"1": 2.0}),
+        ("stop", "text"),
+        ("stop", ("",)),
+        ("stop_token_ids", (1.0,)),
+        ("regex", 3),
     ],
 )
 def test_a_parameter_out_of_range_is_refused_by_name(field: str, value: object) -> None:
-    with pytest.raises(BadRequest, match=field.replace("bad_words", "bad word")):
+    with pytest.raises(BadRequest, match=field):
         Sampling(**{field: value})
+
+
+@pytest.mark.parametrize("given", [{"top_k": VOCABULARY + 1}, {"top_k": 2**31 - 1}, {"top_p": 1e-300, "seed": 3}])
+def test_more_tokens_than_there_are_is_all_of_them_and_less_than_one_is_the_most_likely(given: dict[str, Any]) -> None:
+    logits = logits_of(4)
+    chosen = sample(logits, batch_of(*[Sampling(temperature=1.0, **given)] * 4), torch.arange(4)).tokens
+    if "top_k" in given:
+        assert chosen.equal(sample(logits, batch_of(*[Sampling(temperature=1.0)] * 4), torch.arange(4)).tokens)
+    else:
+        assert chosen.equal(logits.argmax(-1))
 
 
 def test_two_grammars_are_refused() -> None:

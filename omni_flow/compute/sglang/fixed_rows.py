@@ -20,10 +20,11 @@ import numpy as np
 from omni_flow.compute.errors import BadRequest, EngineFull
 from omni_flow.compute.prefix import PageChain, match_end
 from omni_flow.compute.sglang.allocator import own_pages
+from omni_flow.compute.sglang.failures import forward_failed
 from omni_flow.compute.sglang.rows_forward import RowsForward
 from omni_flow.compute.sglang.rows_inputs import batches
 from omni_flow.compute.sglang.takeover import current
-from omni_flow.compute.sglang.wire import FixedOpen, FixedOpened, FixedOut, FixedStep, Media
+from omni_flow.compute.sglang.wire import FixedOpen, FixedOpened, FixedOut, FixedStep, Media, Refused
 from omni_flow.data.identity import MediaDigest, MediaSpan
 
 if TYPE_CHECKING:
@@ -34,14 +35,16 @@ class Session:
     """The rows of one user behind one context.
 
     Args:
+        number: names it.
         request: SGLang's request that stands for context and rows.
         context: tokens before the rows.
         written: tokens whose KV is there.
     """
 
-    __slots__ = ("context", "places", "request", "rows", "written")
+    __slots__ = ("context", "number", "places", "request", "rows", "written")
 
-    def __init__(self, request: Any, context: int, rows: int, written: int) -> None:
+    def __init__(self, number: int, request: Any, context: int, rows: int, written: int) -> None:
+        self.number = number
         self.request = request
         self.context = context
         self.rows = rows
@@ -119,7 +122,7 @@ class FixedRows:
         request.full_untruncated_fill_ids = request.origin_input_ids
         request.logprob_start_len = -1
         request.kv_committed_len = 1  # SGLang asks that a request with a row has something in it
-        session = Session(request, context, asked.rows, node.depth * size)
+        session = Session(asked.number, request, context, asked.rows, node.depth * size)
         self.sessions[asked.number] = session
         self._write_places(session)
         return FixedOpened(asked.number, session.written)
@@ -149,19 +152,28 @@ class FixedRows:
                 "give float32 rows (rows, hidden size) and a flag per row",
             )
 
-    def step(self, steps: Sequence[FixedStep]) -> list[FixedOut]:
-        """A forward over the rows of these sessions, all checked; several where they are too many for one."""
+    def step(self, steps: Sequence[FixedStep]) -> list[FixedOut | Refused]:
+        """A forward over the rows of these sessions, all checked; several where they are too many for one, or a session
+        is there twice. Where one raises its steps are refused; they may be tried again."""
+        out: list[FixedOut | Refused] = []
         with self._behind_the_last_batch():
-            self._write_contexts([self.sessions[step.number] for step in steps])
-            out: list[FixedOut] = []
-            for some in batches([self.sessions[step.number].rows for step in steps]):
-                out += self._step(steps[some])
-            return out
+            for some in batches([(step.number, self.sessions[step.number].rows) for step in steps]):
+                out += self._try(steps[some])
+        return out
+
+    def _try(self, steps: Sequence[FixedStep]) -> Sequence[FixedOut | Refused]:
+        try:
+            return self._step(steps)
+        except Exception as error:
+            what = f"the fixed-row forward of {type(self.runner.model).__name__}"
+            failed = forward_failed(what, error, self.runner.device)
+            return [Refused.of(step.number, failed) for step in steps]
 
     def _step(self, steps: Sequence[FixedStep]) -> list[FixedOut]:
         import torch
 
         sessions = [self.sessions[step.number] for step in steps]
+        self._write_contexts(sessions)
         given = [torch.frombuffer(bytearray(step.rows), dtype=torch.float32) for step in steps]
         rows = torch.cat(given).view(-1, self.runner.model_config.hidden_size)
         causal = [step.causal or bytes(session.rows) for step, session in zip(steps, sessions, strict=True)]

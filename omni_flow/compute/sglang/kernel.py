@@ -17,10 +17,11 @@ import msgspec
 import numpy as np
 
 from omni_flow.compute import errors
-from omni_flow.compute.engine import EndEvent, Event, Floats, Layout, Request, Span, TokenEvent, lay_out
-from omni_flow.compute.errors import BadRequest, ComputeError, EngineDied, EngineFailed, PromptTooLong
+from omni_flow.compute.engine import EndEvent, Event, Floats, Layout, Request, Span, TokenEvent
+from omni_flow.compute.errors import BadRequest, ComputeError, EngineDied, EngineFailed, SessionClosed
+from omni_flow.compute.sglang.admission import admit, admit_prompt, admit_rows, require
 from omni_flow.compute.sglang.config import EngineConfig
-from omni_flow.compute.sglang.fixed_client import Answer, FixedSession
+from omni_flow.compute.sglang.fixed_client import FixedSession
 from omni_flow.compute.sglang.wire import (
     AskStats,
     Cancel,
@@ -94,7 +95,7 @@ class SGLangEngine:
         self._reading: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[Ready] | None = None
         self._streams: dict[int, asyncio.Queue[Event | ComputeError]] = {}
-        self._fixed: dict[int, asyncio.Queue[Answer]] = {}
+        self._fixed: dict[int, FixedSession] = {}
         self._stats: dict[int, asyncio.Future[Mapping[str, int]]] = {}
         self._unsent: list[bytes] = []
         self._next = 0
@@ -156,24 +157,11 @@ class SGLangEngine:
             raise
 
     async def generate(self, request: Request) -> AsyncGenerator[Event, None]:
-        layout = lay_out(request.spans)
+        require("request", request, Request)
         if request.steps is not None and not self.config.step_hook:
             raise BadRequest("steps were asked for, the engine has no step hook", "start it with one")
-        if self._died is not None or self._writer is None:
-            raise self._died or EngineDied("the engine is not started", "call start()")
-        if len(layout.ids) > self.ready.max_prompt:
-            raise PromptTooLong(
-                f"the prompt has {len(layout.ids)} tokens; model and pool take {self.ready.max_prompt} "
-                f"(quota {self.ready.max_tokens})",
-                "shorten it, or raise context or max_tokens",
-            )
-        sampling = request.sampling
-        named = (*sampling.logit_bias, *(token for word in sampling.bad_words for token in word))
-        highest, lowest = max([int(layout.ids.max()), *named]), min([int(layout.ids.min()), *named])
-        if lowest < 0 or highest >= self.ready.vocabulary:
-            raise BadRequest(f"token ids {lowest} to {highest}", f"the vocabulary has {self.ready.vocabulary}")
-        if any(rows.shape[1] != self.ready.hidden for rows in layout.embeddings):
-            raise BadRequest("embeddings of another width", f"the model's hidden size is {self.ready.hidden}")
+        self._check_alive()
+        layout = admit(request, self.ready)
         if request.hidden and not self.config.hidden:
             raise BadRequest("hidden states were asked for, the engine keeps none", "start it with hidden=True")
         self._next = number = self._next + 1
@@ -211,31 +199,27 @@ class SGLangEngine:
     async def fixed_rows(
         self, context: Sequence[Span], rows: int, *, placeholder: int = 0, tenant: bytes = b""
     ) -> AsyncGenerator[FixedSession, None]:
-        layout = lay_out(context)
-        if rows < 1:
-            raise BadRequest(f"{rows} rows", "give at least one")
-        if self._died is not None or self._writer is None:
-            raise self._died or EngineDied("the engine is not started", "call start()")
+        self._check_alive()
+        layout = admit_prompt("context", context, self.ready)
+        admit_rows(rows, placeholder, tenant, self.ready)
         self._next = number = self._next + 1
-        answers: asyncio.Queue[Answer] = asyncio.Queue()
-        self._fixed[number] = answers
-        ids = layout.ids.tobytes()
-        session = FixedSession(number, rows, self.ready.hidden, self._send, answers)
+        self._fixed[number] = session = FixedSession(number, rows, self.ready.hidden, self._post, self._drain)
         try:
-            await session.open(FixedOpen(number, ids, _media(layout), rows, placeholder, tenant))
+            await session.open(FixedOpen(number, layout.ids.tobytes(), _media(layout), rows, placeholder, tenant))
             yield session
         finally:
             del self._fixed[number]
+            session.end(SessionClosed("this fixed-row session was left", "open another"))
             if self._died is None:
                 self._post(FixedClose(number))
 
     async def end_session(self, session: str) -> None:
+        require("session", session, str)
         if self._died is None and self._writer is not None:
             self._post(EndSession(session))
 
     async def stats(self) -> Mapping[str, int]:
-        if self._died is not None:
-            raise self._died
+        self._check_alive()
         self._next = number = self._next + 1
         answer: asyncio.Future[Mapping[str, int]] = asyncio.get_running_loop().create_future()
         self._stats[number] = answer
@@ -249,6 +233,7 @@ class SGLangEngine:
             if self._died is None:
                 self._post(Shutdown())
                 self._flush()
+                self._died = EngineDied("the engine is closed", "start another")
             self._writer.close()
         if self._reading is not None:
             await asyncio.gather(self._reading, return_exceptions=True)
@@ -269,16 +254,29 @@ class SGLangEngine:
     ) -> None:
         await self.close()
 
+    def _check_alive(self) -> None:
+        """Raises EngineDied: it has ended, or was not started."""
+        if self._died is not None or self._writer is None:
+            raise self._died or EngineDied("the engine is not started", "call start()")
+
     def _post(self, message: ToEngine) -> None:
         """Send with everything else that is sent in this turn of the loop: requests that come together should be seen
-        together, or the first runs in a batch of its own."""
+        together, or the first runs in a batch of its own. Raises BadRequest: it can't be written as a message."""
+        try:
+            data = frame(message)
+        except (TypeError, ValueError, OverflowError, RecursionError) as wrong:
+            raise BadRequest(f"a request that is no message: {wrong}", "give plain values and valid Unicode") from None
         if not self._unsent:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._unsent.append(frame(message))
+        self._unsent.append(data)
 
     async def _send(self, message: ToEngine) -> None:
-        assert self._writer is not None
+        self._check_alive()
         self._post(message)
+        await self._drain()
+
+    async def _drain(self) -> None:
+        assert self._writer is not None
         try:
             await self._writer.drain()
         except ConnectionError:
@@ -326,11 +324,11 @@ class SGLangEngine:
                 self._fail(error)
             elif (queue := self._streams.get(message.number)) is not None:
                 queue.put_nowait(error)
-            elif (answers := self._fixed.get(message.number)) is not None:
-                answers.put_nowait(error)
+            elif (session := self._fixed.get(message.number)) is not None:
+                session.answered(error)
         elif isinstance(message, FixedOpened | FixedOut):
-            if (answers := self._fixed.get(message.number)) is not None:
-                answers.put_nowait(message)
+            if (session := self._fixed.get(message.number)) is not None:
+                session.answered(message)
         elif isinstance(message, Ready):
             assert self._ready is not None
             self._ready.set_result(message)
@@ -344,8 +342,8 @@ class SGLangEngine:
             self._died = error
         for queue in self._streams.values():
             queue.put_nowait(self._died)
-        for answers in self._fixed.values():
-            answers.put_nowait(self._died)
+        for session in self._fixed.values():
+            session.end(self._died)
         for answer in self._stats.values():
             if not answer.done():
                 answer.set_exception(self._died)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from omni_flow.compute.sglang.rows_inputs import SEQUENCES, Placed, RowInputs, size_for
+from omni_flow.compute.sglang.rows_inputs import SEQUENCES, Placed, Placement, RowInputs, size_for
 from omni_flow.compute.sglang.takeover import current
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class RowsForward:
         self._context = torch.zeros(longest, dtype=torch.int64, device=runner.device)
         self._pool = torch.cuda.graph_pool_handle() if graph else None
         self._forwards: dict[int, tuple[RowInputs, Callable[[], torch.Tensor]]] = {}
-        self._placed: tuple[int, Sequence[Placed], Sequence[bytes]] | None = None
+        self._placement = Placement()
 
     def prepare(self, rows: int) -> None:
         """Make the forward for so many rows, so that no step has to wait for it."""
@@ -84,7 +84,7 @@ class RowsForward:
             return
         runner = self._runner
         inputs = RowInputs.empty(size, runner.model_config.hidden_size, runner.dtype, self._windows, self._context)
-        self._placed = None
+        self._placement.forget()
         with torch.inference_mode():
             function = self._function(inputs)
             self._forwards[size] = inputs, function if self._pool is None else Captured.of(function, self._pool)
@@ -108,9 +108,7 @@ class RowsForward:
         counters, begin = current().counters, time.perf_counter_ns()
         inputs, function = self._forwards[size]
         with torch.inference_mode():
-            if self._placed != (size, sessions, causal):
-                inputs.place(sessions, causal)
-                self._placed = size, sessions, causal
+            self._placement.set(inputs, sessions, causal)
             inputs.embeds[: len(embeds)].copy_(embeds)
             hidden = function()[: len(embeds)].float().cpu()
         counters["row_forwards"] += 1

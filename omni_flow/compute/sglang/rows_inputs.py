@@ -24,7 +24,11 @@ MOST_ROWS: Final = 8192
 
 
 class Placed(Protocol):
-    """Rows that have places in the KV pool."""
+    """Rows that have places in the KV pool, which stay the same from their first forward on."""
+
+    @property
+    def number(self) -> int:
+        """No other session's, ever."""
 
     @property
     def context(self) -> int:
@@ -45,15 +49,17 @@ def size_for(rows: int) -> int:
     return -(-rows // step) * step
 
 
-def batches(rows: Sequence[int]) -> list[slice]:
-    """Cut sessions of so many rows, in their order, into forwards."""
-    cuts, total = [0], 0
-    for at, count in enumerate(rows):
-        if at > cuts[-1] and (at - cuts[-1] == SEQUENCES or total + count > MOST_ROWS):
+def batches(steps: Sequence[tuple[int, int]]) -> list[slice]:
+    """Cut steps, (number of the session, rows), in their order into forwards; a session is in each at most once."""
+    cuts, total, there = [0], 0, set[int]()
+    for at, (number, count) in enumerate(steps):
+        if at > cuts[-1] and (at - cuts[-1] == SEQUENCES or total + count > MOST_ROWS or number in there):
             cuts.append(at)
             total = 0
+            there.clear()
         total += count
-    return [slice(*pair) for pair in zip(cuts, [*cuts[1:], len(rows)], strict=True)]
+        there.add(number)
+    return [slice(*pair) for pair in zip(cuts, [*cuts[1:], len(steps)], strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,3 +153,25 @@ class RowInputs:
         self.starts.copy_(torch.tensor([0, *accumulate([*counts, *unused, self.size - used])]))
         counts = [session.context for session in sessions]
         self.context_starts.copy_(torch.tensor([0, *accumulate([*counts, *unused, 0])]))
+
+
+class Placement:
+    """Which sessions the inputs stand for: a step over the same ones as the last writes their embeddings only.
+
+    It knows sessions by number and keeps none of them.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[int, tuple[int, ...], tuple[bytes, ...]] | None = None
+
+    def set(self, inputs: RowInputs, sessions: Sequence[Placed], causal: Sequence[bytes]) -> None:
+        """See `RowInputs.place`."""
+        wanted = inputs.size, tuple(session.number for session in sessions), tuple(causal)
+        if wanted != self._last:
+            self._last = None
+            inputs.place(sessions, causal)
+            self._last = wanted
+
+    def forget(self) -> None:
+        """Something else was placed."""
+        self._last = None

@@ -7,38 +7,32 @@ from __future__ import annotations
 
 import select
 import time
-from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
-from http import HTTPStatus
 from typing import Any, Final
 
 import numpy as np
 
-from omni_flow.compute.errors import ComputeError
-from omni_flow.compute.prefix import PageChain, marks
+from omni_flow.compute.errors import ComputeError, ForwardFailed
+from omni_flow.compute.prefix import PageChain
 from omni_flow.compute.sglang import step_hook
-from omni_flow.compute.sglang.fixed_rows import embeddings
+from omni_flow.compute.sglang.outlet import Course, Outlet
 from omni_flow.compute.sglang.pagesource import PoolPages
+from omni_flow.compute.sglang.requests import Endless, chain_for, rid_of, to_sglang
 from omni_flow.compute.sglang.takeover import current
 from omni_flow.compute.sglang.wire import (
     AskStats,
     Cancel,
-    End,
     EndSession,
     FixedClose,
     FixedOpen,
     FixedStep,
-    FromEngine,
     Generate,
     Inlet,
     Refused,
     Shutdown,
     Stats,
-    Step,
 )
-from omni_flow.data.identity import MediaDigest, MediaSpan
 from omni_flow.data.messages import L2, L3
 
 AWAKE_S: Final = 1.0
@@ -70,183 +64,6 @@ class Sleeper:
     def maybe_sleep(self) -> None:
         if not self._inlet.closed:
             self._poll.poll(0 if self._awake and time.monotonic() < self._until else 1000)
-
-
-class Endless:
-    """A tokenizer without an end token. SGLang's own `ignore_eos` would ignore the request's stop tokens as well."""
-
-    eos_token_id = None
-    additional_stop_token_ids = None
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._tokenizer, name)
-
-
-def rid_of(number: int) -> str:
-    """SGLang's name of a request. Of fixed width: SGLang aborts every request whose name begins with the one given."""
-    return f"{number:016x}"
-
-
-def sampling_params(message: Generate) -> Any:
-    """SGLang's parameters: what ends a request and what constrains it. The choice of tokens is ours."""
-    from sglang.srt.sampling.sampling_params import SamplingParams
-
-    given = message.sampling
-    return SamplingParams(
-        max_new_tokens=given.max_tokens,
-        temperature=given.temperature,
-        stop=list(given.stop) or None,
-        stop_token_ids=set(given.stop_token_ids) or None,
-        json_schema=given.json_schema,
-        regex=given.regex,
-        ebnf=given.grammar,
-        min_new_tokens=0,
-    )
-
-
-def to_sglang(message: Generate) -> Any:
-    """The request as SGLang's front would send it."""
-    from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
-
-    logprobs = message.sampling.logprobs
-    return TokenizedGenerateReqInput(
-        rid=rid_of(message.number),
-        input_text=None,
-        input_ids=array("q", message.ids),
-        input_embeds=None,
-        mm_inputs=None,
-        token_type_ids=None,
-        sampling_params=sampling_params(message),
-        return_logprob=logprobs is not None or message.prompt_logprobs,
-        logprob_start_len=0 if message.prompt_logprobs else -1,
-        top_logprobs_num=logprobs or 0,
-        token_ids_logprob=None,
-        stream=True,
-        priority=message.priority,
-        positional_embed_overrides=embeddings(message.media) if message.media else None,
-    )
-
-
-def chain_for(message: Generate) -> PageChain:
-    """An empty chain for the pages of a request."""
-    media = [MediaSpan(m.start, m.length, MediaDigest(m.digest)) for m in message.media]
-    return PageChain(current().root_of(message.tenant), media)
-
-
-@dataclass(slots=True)
-class Course:
-    """What is noted of a request under way.
-
-    Args:
-        chain: of its pages.
-        lower: places of the pages of its prompt that were in no higher tier than L2, or than L3, when it came.
-    """
-
-    chain: PageChain
-    lower: tuple[list[int], list[int]] = ([], [])
-
-    def hits(self, cached: int, page_size: int) -> tuple[int, int, int]:
-        """`cached` tokens by the tier they were found in."""
-        below = [sum(at < cached // page_size for at in places) * page_size for places in self.lower]
-        return cached - sum(below), below[0], below[1]
-
-
-class Outlet:
-    """Where SGLang sends results: turns them into messages. It has the method of SGLang's sender.
-
-    Args:
-        settle: called before tokens go out: the pages they were computed with are to be found by then.
-    """
-
-    def __init__(self, inlet: Inlet, settle: Callable[[], None]) -> None:
-        self._inlet = inlet
-        self._settle = settle
-        self.requests: dict[str, Generate] = {}
-        self.courses: dict[str, Course] = {}
-        self._prompt: dict[str, list[float]] = {}
-
-    def send_output(self, output: Any, _cause: Any = None) -> None:
-        kind = type(output).__name__
-        if kind == "AbortReq":
-            self._refuse(output.rid, output.finished_reason or {"message": output.abort_message or "aborted"})
-        elif kind == "BatchTokenIDOutput":
-            out: list[FromEngine] = []
-            ended: list[tuple[str, PageChain]] = []
-            for at, rid in enumerate(output.rids):
-                self._one(output, at, rid, out, ended)
-            self._settle()
-            keeper = current().keeper
-            if keeper is not None:
-                for session, chain in ended:
-                    keeper.turn_ended(session, chain, time.monotonic())
-            if out:
-                self._inlet.send(*out)
-        elif kind not in ("FreezeGCReq", "HealthCheckOutput", "FlushCacheReqOutput"):
-            raise TypeError(f"SGLang sent {kind}, which this outlet doesn't know")
-
-    def forget(self, rid: str) -> Generate | None:
-        """A request is over; nothing of it goes out any more."""
-        self.courses.pop(rid, None)
-        self._prompt.pop(rid, None)
-        return self.requests.pop(rid, None)
-
-    def _refuse(self, rid: str, reason: dict[str, Any]) -> None:
-        asked = self.forget(rid)
-        if asked is not None:
-            message = str(reason.get("message") or reason)
-            full = reason.get("status_code") == HTTPStatus.SERVICE_UNAVAILABLE
-            kind = "EngineFull" if full else "BadRequest"
-            self._inlet.send(Refused(asked.number, kind, message, ""))
-
-    def _one(self, output: Any, at: int, rid: str, out: list[FromEngine], ended: list[tuple[str, PageChain]]) -> None:
-        asked = self.requests.get(rid)
-        if asked is None:
-            return
-        tokens = list(output.output_ids[at])
-        reason = output.finished_reasons[at]
-        if reason is not None and reason["type"] == "abort":
-            if reason.get("message") == "cancelled":
-                self.forget(rid)
-                return
-            self._refuse(rid, reason)
-            return
-        step = Step(asked.number, tokens, [], [], [], [])
-        if asked.sampling.logprobs is not None:
-            step.logprobs = [float(v) for v in output.output_token_logprobs_val[at]]
-            if asked.sampling.logprobs:
-                pairs = zip(output.output_top_logprobs_val[at], output.output_top_logprobs_idx[at], strict=True)
-                step.top = [[(int(i), float(v)) for v, i in zip(*pair, strict=True)] for pair in pairs]
-        if asked.logits or asked.hidden or asked.steps is not None:
-            info = output.customized_info
-            step.logits = [row.numpy().tobytes() for row in info["logits"][at] if row is not None]
-            step.hidden = [row.numpy().tobytes() for row in info["hidden"][at] if row is not None]
-            step.emitted = list(info["emitted"][at])
-        if asked.prompt_logprobs and output.input_token_logprobs_val[at]:
-            self._prompt[rid] = [float(value) for value in output.input_token_logprobs_val[at][1:]]
-        if tokens:
-            out.append(step)
-        if reason is not None:
-            course, size = self.courses[rid], current().page_size
-            prompt_logprobs = self._prompt.get(rid, [])
-            self.forget(rid)
-            if asked.session:
-                ended.append((asked.session, course.chain))
-            prompt, cached = output.prompt_tokens[at], output.cached_tokens[at]
-            out.append(
-                End(
-                    asked.number,
-                    reason["type"],
-                    prompt,
-                    cached,
-                    output.completion_tokens[at],
-                    prompt_logprobs,
-                    course.hits(cached, size),
-                    marks(course.chain.keys[: prompt // size], size) if current().arena is not None else [],
-                )
-            )
 
 
 @cache
@@ -322,6 +139,7 @@ def scheduler_class() -> type:
                 elif isinstance(message, FixedOpen | FixedClose):
                     self._fixed_session(message)
                 elif isinstance(message, EndSession):
+                    self.outlet.end_session(message.session)
                     if keeper is not None:
                         keeper.end(message.session)
                 elif isinstance(message, AskStats):
@@ -373,7 +191,7 @@ def scheduler_class() -> type:
             try:
                 self.inlet.send(sessions.open(message))
             except ComputeError as error:
-                self.inlet.send(Refused(message.number, type(error).__name__, error.message, error.mend))
+                self.inlet.send(Refused.of(message.number, error))
 
         def _fixed_steps(self, steps: list[FixedStep]) -> None:
             """All steps that are there run as one forward; one that is wrong is refused and the others run."""
@@ -384,7 +202,7 @@ def scheduler_class() -> type:
                     sessions.check(step)
                     good.append(step)
                 except ComputeError as error:
-                    self.inlet.send(Refused(step.number, type(error).__name__, error.message, error.mend))
+                    self.inlet.send(Refused.of(step.number, error))
             if good:
                 self.inlet.send(*sessions.step(good))
 
@@ -397,7 +215,11 @@ def scheduler_class() -> type:
                 self.outlet.courses[req.rid] = Course(req.omni_chain)
                 req.omni_sampling = message.sampling
                 if message.steps is not None:
-                    step_hook.begin(takeover.steps, req, message.steps)
+                    try:
+                        step_hook.begin(takeover.steps, req, message.steps)
+                    except ForwardFailed as error:
+                        self.outlet.refuse(req.rid, error)
+                        return
                 if message.sampling.ignore_eos:
                     req.eos_token_ids = None
                     req.tokenizer = Endless(req.tokenizer) if req.tokenizer is not None else None

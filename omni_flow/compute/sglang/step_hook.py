@@ -8,26 +8,29 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from omni_flow.compute.errors import EngineFailed
+from omni_flow.compute.sglang.failures import forward_failed
 from omni_flow.compute.sglang.takeover import current
-from omni_flow.compute.steps import StepHook, StepRow
+from omni_flow.compute.steps import StepHook, StepResult, StepRow
 
 
 class Steps:
     """The step hook of an engine and its side table.
 
     Args:
+        name: of the hook, for errors.
         hook: the model's object.
         rows: rows of SGLang's request table.
         hidden: width of an embedding.
     """
 
-    def __init__(self, hook: StepHook, rows: int, hidden: int, dtype: Any, device: Any) -> None:
+    def __init__(self, name: str, hook: StepHook, rows: int, hidden: int, dtype: Any, device: Any) -> None:
         import torch
 
+        self.name = name
         self.hook = hook
         self.table = torch.zeros(rows, hidden, dtype=dtype, device=device)
         self.feeds = torch.zeros(rows, dtype=torch.bool, device=device)
@@ -39,7 +42,8 @@ class Steps:
         return torch.where(self.feeds[rows][:, None], self.table[rows], embed(ids))
 
     def run(self, batch: Any, tokens: Any, hidden: Any, logits: Any) -> tuple[Any, list[bytes | None]]:
-        """Let the hook work on its rows; returns the tokens of all rows, and what they emit."""
+        """Let the hook work on its rows; returns the tokens of all rows, and what they emit. Where it raises, or gives
+        what is no result for these rows, their requests end with this step and the others go on."""
         import torch
 
         emitted: list[bytes | None] = [None] * len(batch.rows)
@@ -50,20 +54,52 @@ class Steps:
             requests = [batch.rows[number].request for number in at]
             rows = [StepRow(r.omni_state, len(r.omni_fed), r.omni_sampling.seed) for r in requests]
             index = torch.tensor(at, device=tokens.device)
-            made = self.hook.step(rows, hidden[index], tokens[index], logits[index])
-            tokens = tokens.index_copy(0, index, made.tokens.to(tokens.dtype))
-            for number, out in zip(at, made.emitted, strict=True):
-                emitted[number] = out
-            if made.feeds is not None and made.embeddings is not None:
-                feeds[index] = made.feeds
-                self.table[places[index]] = made.embeddings.to(self.table.dtype)
-            for number, request in enumerate(requests):
-                fed = made.feeds is not None and bool(made.feeds[number])
-                request.omni_fed.append(
-                    made.embeddings[number].clone() if fed and made.embeddings is not None else None
-                )
+            try:
+                made = self.hook.step(rows, hidden[index], tokens[index], logits[index])
+                self._check(made, len(rows))
+            except Exception as error:
+                self._end(requests, error)
+            else:
+                tokens = tokens.index_copy(0, index, made.tokens.to(tokens))
+                for number, out in zip(at, made.emitted, strict=True):
+                    emitted[number] = out
+                if made.feeds is not None and made.embeddings is not None:
+                    feeds[index] = made.feeds.to(feeds)
+                    self.table[places[index]] = made.embeddings.to(self.table)
+                for number, request in enumerate(requests):
+                    fed = made.feeds is not None and bool(made.feeds[number])
+                    request.omni_fed.append(
+                        made.embeddings[number].clone() if fed and made.embeddings is not None else None
+                    )
         self.feeds[places] = feeds
         return tokens, emitted
+
+    def _check(self, made: StepResult, rows: int) -> None:
+        """
+        Raises:
+            ValueError, TypeError: a result that is not one of so many rows.
+        """
+        import torch
+
+        shapes = {"tokens": (rows,), "feeds": (rows,), "embeddings": (rows, self.table.shape[1])}
+        for name, shape in shapes.items():
+            given = getattr(made, name)
+            if given is None and name != "tokens":
+                continue
+            if not isinstance(given, torch.Tensor):
+                raise TypeError(f"{name} is {type(given).__name__}, not a tensor")
+            if tuple(given.shape) != shape:
+                raise ValueError(f"{name} has shape {tuple(given.shape)}, not {shape}")
+        if len(made.emitted) != rows or not all(out is None or isinstance(out, bytes) for out in made.emitted):
+            raise ValueError(f"emitted is not bytes or None for each of {rows} rows")
+
+    def _end(self, requests: Sequence[Any], error: Exception) -> None:
+        """SGLang ends these requests when it looks at the tokens of this step."""
+        from sglang.srt.managers.schedule_batch import FINISH_ABORT
+
+        failed = forward_failed(f"the step hook {self.name}", error, self.table.device)
+        for request in requests:
+            request.to_finish = FINISH_ABORT(str(failed), err_type=type(failed).__name__)
 
 
 def after_sampling(steps: Steps | None, output: Any, batch: Any, tokens: Any) -> Any:
@@ -102,7 +138,10 @@ def put_in(runner: Any, *_: Any, **__: Any) -> None:
         make = getattr(make, part)
     model = runner.model
     rows = runner.req_to_token_pool.req_to_token.shape[0]
-    current().steps = steps = Steps(make(model), rows, runner.model_config.hidden_size, runner.dtype, runner.device)
+    hook = current().step_hook
+    current().steps = steps = Steps(
+        hook, make(model), rows, runner.model_config.hidden_size, runner.dtype, runner.device
+    )
     original, embed = model.forward, token_embedding(model)
 
     @functools.wraps(original)
@@ -119,8 +158,15 @@ def hooks() -> list[tuple[str, str, Callable[..., Any]]]:
 
 
 def begin(steps: Steps, request: Any, asked: dict[str, Any]) -> None:
-    """A new request with steps. Its generated rows don't follow from tokens, so none of their pages is ever shared."""
-    request.omni_state = steps.hook.begin(asked)
+    """A new request with steps. Its generated rows don't follow from tokens, so none of their pages is ever shared.
+
+    Raises:
+        ForwardFailed: the hook raised.
+    """
+    try:
+        request.omni_state = steps.hook.begin(asked)
+    except Exception as error:
+        raise forward_failed(f"the step hook {steps.name}", error, steps.table.device) from error
     request.omni_fed = []
     request.omni_chain.limit = len(request.origin_input_ids)
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from omni_flow.compute.errors import ComputeError
 from omni_flow.compute.sampling import Sampling
 
 _HEAD: Final = struct.Struct("<I")
@@ -137,6 +138,10 @@ class Refused(msgspec.Struct, array_like=True, tag="x"):
     message: str
     mend: str
 
+    @classmethod
+    def of(cls, number: int, error: ComputeError) -> Refused:
+        return cls(number, type(error).__name__, error.message, error.mend)
+
 
 class Stats(msgspec.Struct, array_like=True, tag="n"):
     number: int
@@ -152,8 +157,14 @@ from_engine = msgspec.msgpack.Decoder(FromEngine)
 
 
 def frame(message: ToEngine | FromEngine) -> bytes:
-    """The bytes of a message on the stream."""
+    """The bytes of a message on the stream.
+
+    Raises:
+        TypeError, ValueError, OverflowError, RecursionError: it holds what can't be written, or is too long.
+    """
     body = _encoder.encode(message)
+    if len(body) > MAX_FRAME:
+        raise ValueError(f"{len(body)} bytes are more than a message holds, {MAX_FRAME}")
     return _HEAD.pack(len(body)) + body
 
 
