@@ -8,120 +8,26 @@ import mmap
 import os
 import select
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from weight_rig import MIB, Manager, Role, number, refuse, tensors, wait_until
 from weight_role import FAMILY, fill, spec
 from weight_steps import STEPS
 
-from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.errors import DataError, OutOfMemory, Refused, StaleEpoch, UnknownName
 from omni_flow.data.launch import start
-from omni_flow.data.server_config import ServerConfig
 from omni_flow.data.weights import messages as m
 from omni_flow.data.weights.catalog import SwitchRefused
 from omni_flow.data.weights.client import WeightClient
 from omni_flow.data.weights.messages import arena_name
-from omni_flow.data.weights.names import TensorSpec, WeightName
 from omni_flow.data.weights.safetensors import Checkpoint
 from omni_flow.data.weights.service import LoaderKeepsView, LoadingElsewhere
 
-MIB = 1 << 20
-ROLE = Path(__file__).with_name("weight_role.py")
 STEPS_SCRIPT = Path(__file__).with_name("weight_steps.py")
-
-
-class Manager:
-    """A memory manager process."""
-
-    def __init__(self, path, linger_s=300.0):
-        self.config = ServerConfig(path=str(path / "manager.sock"), weight_linger_s=linger_s)
-        self.process = start(self.config)
-
-    def client(self, name="test", **options):
-        return MemoryManagerClient(self.config.path, name=name, **options)
-
-    def role(self, nbytes=MIB, name="role", *flags):
-        return Role([self.config.path, name, str(nbytes), *flags])
-
-    def stop(self):
-        self.process.terminate()
-        assert self.process.wait(20) == 0
-
-
-class Role:
-    """A role process; leaves with the test."""
-
-    def __init__(self, arguments, script=ROLE):
-        self.process = subprocess.Popen(
-            [sys.executable, str(script), *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def hear(self):
-        line = self.process.stdout.readline()
-        assert line, f"the role ended with {self.process.wait()}"
-        return json.loads(line)
-
-    def tell(self, line):
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
-
-    def kill(self):
-        self.process.kill()
-        self.process.wait()
-
-    def close(self):
-        for stream in (self.process.stdin, self.process.stdout):
-            stream.close()
-        self.process.kill()
-        self.process.wait()
-
-
-@pytest.fixture
-def manager(tmp_path):
-    made = Manager(tmp_path)
-    yield made
-    with made.client("checker") as client:
-        assert client.check() == []
-    made.stop()
-
-
-@pytest.fixture
-def roles(manager):
-    made = []
-
-    def role(*arguments, **options):
-        made.append(manager.role(*arguments, **options))
-        return made[-1]
-
-    yield role
-    for each in made:
-        each.close()
-
-
-def tensors(count, family=FAMILY, nbytes=4096):
-    return [TensorSpec(WeightName(family=family, path=f"t{n}", dtype="u8"), (nbytes,)) for n in range(count)]
-
-
-def number(spec, out):
-    out[:] = bytes([int(spec.name.path[1:]) % 256]) * len(out)
-
-
-def refuse(spec, _out):
-    raise AssertionError(f"{spec.name.path} is there already")
-
-
-def wait_until(client, key, value):
-    """Ask the manager until a number of its is `value`; each ask is an event of its loop."""
-    end = time.monotonic() + 20
-    while (found := client.stats()[key]) != value:
-        assert time.monotonic() < end, f"{key} stays {found}, not {value}"
 
 
 def test_two_processes_hold_one_copy(roles):
@@ -286,7 +192,6 @@ def test_weights_linger_after_their_last_user_and_then_give_their_memory_back(tm
         with manager.client() as user:
             WeightClient(user).get(tensors(2), number)
             assert watcher.stats()["weight_segments"] == 1
-        wait_until(watcher, "weight_segments_idle", 1)
         wait_until(watcher, "weight_segments", 0)
         links = [os.readlink(entry) for entry in Path(f"/proc/{manager.process.pid}/fd").iterdir()]
         assert not [link for link in links if "omni-weights" in link]
@@ -297,6 +202,7 @@ def test_an_engine_that_restarts_within_the_linger_maps_and_loads_nothing(manage
     with manager.client() as engine:
         WeightClient(engine).get(tensors(2), number)
     with manager.client() as engine:
+        wait_until(engine, "weight_segments_idle", 1)
         assert WeightClient(engine).get(tensors(2), refuse).loaded == []
 
 
