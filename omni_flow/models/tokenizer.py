@@ -2,29 +2,37 @@
 
 From the files alone: `tokenizer.json` (the `tokenizers` library) and the chat template (Jinja). A role's process
 imports neither PyTorch nor transformers for it.
+
+Marks, such as the begin of a turn, are read in what the template writes and never in what somebody said: `<|im_end|>`
+in a message is text, and ends nothing.
 """
 
 from __future__ import annotations
 
-import datetime
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, NoReturn, TypedDict
+from typing import Annotated, Any, Final, TypedDict
 
 import msgspec
 
 from omni_flow.compute.engine import Tokens
 from omni_flow.compute.errors import BadCheckpoint, BadRequest
+from omni_flow.models.template import ChatTemplate, template_of
 
 _ANSWER: Final = "\x00answer\x00"
 """Stands for an answer where only what follows it is wanted."""
 
+_BREAK: Final = "\ufdd0"
+"""Put into a mark in somebody's text, so that it isn't read as one; its own token is taken out again. Unicode has it
+for such use alone, so in a text it means nothing."""
+
 
 class ChatMessage(TypedDict):
-    """One turn: role is `system`, `user` or `assistant`."""
+    """One turn: role is `system`, `user`, `assistant` or what else the template knows, a word."""
 
-    role: str
+    role: Annotated[str, msgspec.Meta(pattern=r"^\w+\Z")]
     content: str
 
 
@@ -32,13 +40,13 @@ _Messages = Annotated[list[ChatMessage], msgspec.Meta(min_length=1)]
 
 
 def checked(messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
-    """A conversation as a caller sent it. Raises BadRequest naming the place that is not as `ChatMessage` says."""
+    """A conversation as a caller sent it, without what `ChatMessage` does not have. Raises BadRequest naming the place
+    that is not as it says."""
     try:
-        msgspec.convert(messages, _Messages)
+        return msgspec.convert(messages, _Messages)
     except msgspec.ValidationError as wrong:
         why = str(wrong).replace("`$", "`messages")
         raise BadRequest(f"messages: {why}", "see ChatMessage") from wrong
-    return messages
 
 
 class Processor:
@@ -53,20 +61,27 @@ class Processor:
     """
 
     def __init__(self, folder: str | Path, template: str | None = None) -> None:
-        from tokenizers import Tokenizer
+        from tokenizers import AddedToken, Tokenizer
 
         path = Path(folder)
         if not (path / "tokenizer.json").is_file():
             raise BadCheckpoint(f"{folder} has no tokenizer.json", "fetch it with the weights")
         config = _config(path)
-        source = _template(path, config) or template
+        source = template_of(path, config) or template
         if source is None:
             raise BadCheckpoint(f"the tokenizer in {folder} has no chat template", "give one")
         self._tokenizer: Any = Tokenizer.from_file(str(path / "tokenizer.json"))
         self._names = {name: text for name in ("bos_token", "eos_token") if (text := _text(config.get(name)))}
-        self._template = _compiled(source)
-        self._special = {token for token, added in self._tokenizer.get_added_tokens_decoder().items() if added.special}
+        self._template = ChatTemplate(source)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._special = {token for token, one in added.items() if one.special}
         self.end_id: int | None = self._id("eos_token")
+        marks = {one.content for one in added.values() if one.special}
+        marks |= self._template.own(one.content for one in added.values() if one.content.strip())
+        longest = sorted((re.escape(mark) for mark in marks if len(mark) > 1), key=len, reverse=True)
+        self._marks = re.compile("|".join(longest) or r"(?!)")
+        self._tokenizer.add_special_tokens([AddedToken(_BREAK, normalized=False)])
+        self._break: int = self._tokenizer.token_to_id(_BREAK)
 
     def _id(self, name: str) -> int | None:
         text = self._names.get(name)
@@ -75,16 +90,17 @@ class Processor:
 
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+        return [token for token in ids if token != self._break] if _BREAK in text else ids
+
+    def _said(self, text: str) -> str:
+        """A text in which no mark is read."""
+        while self._marks.search(text):  # what is left of one may be the begin of another
+            text = self._marks.sub(lambda found: found[0][0] + _BREAK + found[0][1:], text)
+        return text
 
     def _render(self, messages: Sequence[ChatMessage]) -> str:
-        from jinja2 import TemplateError
-
-        try:
-            text: str = self._template.render(messages=list(messages), add_generation_prompt=True, **self._names)
-        except TemplateError as wrong:
-            raise BadRequest(f"the chat template refuses the conversation: {wrong}", "see its roles") from wrong
-        return text
+        said = [{**message, "content": self._said(message["content"])} for message in messages]
+        return self._template.render(said, self._names)
 
     def chat(self, messages: Sequence[ChatMessage]) -> Tokens:
         """The prompt for the next answer of the assistant. Raises BadRequest: the model's template refuses it."""
@@ -102,7 +118,7 @@ class Processor:
     def text(self, text: str) -> Tokens:
         """A plain text with the begin token, as a base model continues it."""
         begin = self._id("bos_token")
-        return Tokens([*([] if begin is None else [begin]), *self._encode(text)])
+        return Tokens([*([] if begin is None else [begin]), *self._encode(self._said(text))])
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Tokens as text, special ones left out."""
@@ -153,37 +169,3 @@ def _config(folder: Path) -> Mapping[str, Any]:
 def _text(token: Any) -> str | None:
     """The text of a special token, which a config gives as it is or with how it is stripped."""
     return token.get("content") if isinstance(token, dict) else token
-
-
-def _template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """The chat template of a folder: a file of its own, or in the config, alone or as `default` among several."""
-    own = folder / "chat_template.jinja"
-    if own.is_file():
-        return own.read_text()
-    found = config.get("chat_template")
-    if isinstance(found, list):
-        found = next((one["template"] for one in found if one["name"] == "default"), None)
-    return found
-
-
-def _compiled(source: str) -> Any:
-    """A template with what the templates of checkpoints rely on; it can reach nothing else."""
-    from jinja2 import TemplateError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    def refuse(why: str) -> NoReturn:
-        raise TemplateError(why)
-
-    # Checkpoints' templates are written for these switches.
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.globals |= {
-        "raise_exception": refuse,
-        "strftime_now": lambda form: datetime.datetime.now().strftime(form),
-    }
-    environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
-    try:
-        return environment.from_string(source)
-    except TemplateError as wrong:
-        raise BadCheckpoint(f"the chat template is broken: {wrong}", "fetch it again") from wrong
