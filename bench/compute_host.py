@@ -197,7 +197,7 @@ def _plain(folder: str) -> Driver:
 
 def _count_waits() -> Callable[[], int]:
     """How often a client has waited for the memory manager in this process."""
-    from omni_flow.data.client import UnixLink
+    from omni_flow.data.link import UnixLink
 
     count = [0]
     receive = UnixLink.receive

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omni_flow.data.arena import Arena
-from omni_flow.data.client import Link, MemoryManagerClient, UnixLink, failure_of
+from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.errors import CallTimeout, DataError, Disconnected, StaleEpoch
 from omni_flow.data.kv_client import (
     Keys,
@@ -32,6 +31,7 @@ from omni_flow.data.kv_client import (
     room_of,
     stored_of,
 )
+from omni_flow.data.link import Link, UnixLink, failure_of
 from omni_flow.data.messages import (
     L1,
     L2,
@@ -95,22 +95,18 @@ class AsyncMemoryManagerClient:
     def _readable(self) -> None:
         """Take in everything that has come."""
         try:
-            while (message := self._session.link.receive(0.0)) is not None:
+            while (message := self._session.link.receive(0.0, fds=False)) is not None:
                 if message.flags & REPLY:
                     waiting = self._waiting.pop(message.request, None)
                     if waiting is not None and not waiting.done():
                         waiting.set_result(message.own())
-                        continue
-                    if message.flags & ERROR and not message.request:
+                    elif message.flags & ERROR and not message.request:
                         raise failure_of(message)
                 elif message.op == Op.T_TRIM:
                     for hook in self._session.on_trim:
                         hook()
                 elif message.flags & EVENT and self.on_event is not None:
                     self.on_event(message)
-                    continue
-                for fd in message.fds:
-                    os.close(fd)
         except DataError as error:
             self._lost(error)
 

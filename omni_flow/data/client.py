@@ -5,151 +5,23 @@ One connection, one thread at a time. Everything reserved, pinned or leased thro
 
 from __future__ import annotations
 
-import array
 import os
-import socket
-import struct
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Final, Protocol
+from typing import Any
 
 import msgspec
 
 from omni_flow.data.arena import Arena
 from omni_flow.data.device_arena import DeviceArena
-from omni_flow.data.errors import (
-    BadArgument,
-    BadMessage,
-    CallTimeout,
-    DataError,
-    Disconnected,
-    Refused,
-    StaleEpoch,
-    SystemRefusal,
-)
+from omni_flow.data.errors import BadArgument, CallTimeout, Disconnected, Refused, StaleEpoch
 from omni_flow.data.handshake import naming_vector
 from omni_flow.data.hostid import host_id
 from omni_flow.data.kv_client import KvCalls
+from omni_flow.data.link import Link, UnixLink, ask_descriptor, close_fds, descriptor_of, failure_of, open_link
 from omni_flow.data.messages import ArenaInfo, ArenaRef, Hello, Tree, Welcome
-from omni_flow.data.protocol import ERROR, EVENT, MAX_MESSAGE, REPLY, Column, Failure, Message, Op, decode, encode
-
-_ANCILLARY: Final = socket.CMSG_SPACE(253 * 4)
-_CLOEXEC: Final = int(socket.MSG_CMSG_CLOEXEC)
-_FDS_LOST: Final = int(socket.MSG_CTRUNC)
-_MORE_FILES: Final = "raise the limit on open files of this process (ulimit -n)"
-_DONTWAIT: Final = int(socket.MSG_DONTWAIT)
-_TIMEVAL: Final = struct.Struct("@ll")
-
-
-class Link(Protocol):
-    """A connection as the clients see it."""
-
-    def fileno(self) -> int: ...
-    def send(self, data: bytes, fds: Sequence[int] = ()) -> None: ...
-    def receive(self, timeout: float | None, fds: bool = True) -> Message | None:
-        """The next message, its columns valid until the next call; None when the time is over.
-
-        Args:
-            fds: take descriptors that come along; without it they are lost.
-        """
-
-    def keep_alive(self, message: Callable[[], bytes]) -> None:
-        """Send `message()` now and then for as long as the link is open, if the server can't see the client's end."""
-
-    def close(self) -> None: ...
-
-
-class UnixLink:
-    """A SEQPACKET connection.
-
-    Raises:
-        Disconnected: there is no server at `path`.
-        SystemRefusal: this process can open nothing more.
-    """
-
-    def __init__(self, path: str) -> None:
-        try:
-            self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-        except OSError as error:
-            raise SystemRefusal(f"no socket to reach the memory manager: {error}", _MORE_FILES) from error
-        try:
-            self.sock.connect(path)
-        except OSError as error:
-            self.sock.close()
-            raise Disconnected(f"no memory manager at {path}: {error}", "start `omni-flow memory serve`") from error
-        self._buffer = bytearray(MAX_MESSAGE + 4096)
-        self._timeout: float | None = None
-
-    def fileno(self) -> int:
-        return self.sock.fileno()
-
-    def send(self, data: bytes, fds: Sequence[int] = ()) -> None:
-        try:
-            if fds:
-                self.sock.send(encode(Op.FDS_NEXT, 0, 0, 0))
-                socket.send_fds(self.sock, [data], list(fds))
-            else:
-                self.sock.send(data)
-        except BlockingIOError:
-            raise
-        except OSError as error:
-            raise Disconnected(f"the memory manager is gone: {error}", "connect again") from error
-
-    def receive(self, timeout: float | None, fds: bool = True) -> Message | None:
-        flags = 0
-        if timeout is not None and timeout <= 0:
-            flags |= _DONTWAIT
-        elif timeout != self._timeout:
-            self._timeout = timeout
-            micros = 0 if timeout is None else max(1, int(timeout * 1_000_000))
-            limit = _TIMEVAL.pack(micros // 1_000_000, micros % 1_000_000)
-            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-        ancillary: list[tuple[int, int, bytes]] = []
-        lost = 0
-        try:
-            if fds:
-                length, ancillary, lost, _ = self.sock.recvmsg_into([self._buffer], _ANCILLARY, flags | _CLOEXEC)
-            else:
-                length = self.sock.recv_into(self._buffer, 0, flags)
-        except BlockingIOError:
-            return None
-        except OSError as error:
-            raise Disconnected(f"the memory manager is gone: {error}", "connect again") from error
-        if not length:
-            raise Disconnected("the memory manager closed the connection", "connect again")
-        if length > MAX_MESSAGE:
-            raise BadMessage(f"a message of more than {MAX_MESSAGE} bytes from the memory manager")
-        came: list[int] = []
-        for _, _, data in ancillary:
-            received = array.array("i")
-            received.frombytes(data)
-            came.extend(received)
-        if lost & _FDS_LOST:
-            for fd in came:
-                os.close(fd)
-            raise SystemRefusal("no room for a descriptor that the memory manager has sent", _MORE_FILES)
-        return decode(self._buffer, length, came)
-
-    def keep_alive(self, message: Callable[[], bytes]) -> None:
-        """Needs nothing: the socket ends with the process."""
-
-    def close(self) -> None:
-        self.sock.close()
-
-
-def open_link(address: str, shared_key: str = "") -> Link:
-    """Connect to a path (SEQPACKET) or to a ZMQ endpoint (`ipc://`, `tcp://`)."""
-    if "://" in address:
-        from omni_flow.data.zmq_link import ZmqLink
-
-        return ZmqLink(address, shared_key)
-    return UnixLink(address)
-
-
-def failure_of(message: Message) -> DataError:
-    """The error an error reply carries."""
-    return message.body(Failure).error()
+from omni_flow.data.protocol import ERROR, EVENT, REPLY, Column, Message, Op, encode
 
 
 class MemoryManagerClient(KvCalls):
@@ -262,7 +134,7 @@ class MemoryManagerClient(KvCalls):
         until = None if timeout is None else time.monotonic() + timeout
         try:
             while True:
-                message = self.link.receive(None if until is None else max(0.0, until - time.monotonic()))
+                message = self.link.receive(None if until is None else max(0.0, until - time.monotonic()), fds=False)
                 if message is None:
                     return False
                 self._other(message)
@@ -275,7 +147,7 @@ class MemoryManagerClient(KvCalls):
         Raises:
             Disconnected: the server is gone.
         """
-        while (message := self.link.receive(0.0)) is not None:
+        while (message := self.link.receive(0.0, fds=False)) is not None:
             self._other(message)
 
     def tell(self, op: int, body: msgspec.Struct | None = None, columns: Sequence[Column] = ()) -> None:
@@ -289,15 +161,17 @@ class MemoryManagerClient(KvCalls):
         self.link.send(encode(op, 0, request, self.epoch, body, columns), fds)
         until = 0.0
         left = timeout
-        may_bring_fds = op == Op.ARENA or 0x60 <= op <= 0x6F
+        may_bring_fds = op == Op.ARENA
         while True:
             reply = self.link.receive(left, may_bring_fds)
             if reply is None:
                 raise CallTimeout(f"no reply to op {op} within {timeout} s", "is the memory manager alive?")
             if reply.flags & REPLY and reply.request == request:
-                if reply.flags & ERROR:
-                    raise failure_of(reply)
-                return reply
+                if not reply.flags & ERROR:
+                    return reply
+                close_fds(reply)
+                raise failure_of(reply)
+            close_fds(reply)
             if reply.flags & ERROR and not reply.request:
                 raise failure_of(reply)
             self._other(reply)
@@ -312,8 +186,6 @@ class MemoryManagerClient(KvCalls):
                     hook()
             elif self.on_event is not None:
                 self.on_event(message)
-        for fd in message.fds:
-            os.close(fd)
 
     # -- arenas -------------------------------------------------------------------------------------------------
 
@@ -325,7 +197,7 @@ class MemoryManagerClient(KvCalls):
         if not isinstance(self.link, UnixLink):
             return self.side_arena(name, write=write)
         reply = self.call(Op.ARENA, self._ref(name, write))
-        return self._mapped(name, write, reply.body(ArenaInfo), reply.fds[0] if reply.fds else -1)
+        return self._mapped(name, write, *descriptor_of(reply, name))
 
     def side_arena(self, name: str, *, write: bool = False) -> Arena:
         """The same over a short connection of its own: for ZMQ, and while calls of an async client run.
@@ -336,16 +208,19 @@ class MemoryManagerClient(KvCalls):
         found = self._arenas.get((name, write))
         if found is not None:
             return found
-        side = self._side(name)
-        try:
-            return self._mapped(name, write, *self._descriptor(side, name, write))
-        finally:
-            side.close()
+        return self._mapped(name, write, *self.descriptor(name, write=write))
 
-    def _side(self, name: str) -> UnixLink:
-        """A connection that descriptors can come over."""
+    def descriptor(self, name: str, *, write: bool) -> tuple[ArenaInfo, int]:
+        """An arena for who maps it himself, over a short connection of its own.
+
+        Returns: what it is, and a descriptor that is the caller's to close, -1 for `cuda-ipc`.
+
+        Raises:
+            Refused: the manager is on another machine.
+            DataError: what the manager says.
+        """
         try:
-            return UnixLink(self.welcome.path)
+            return ask_descriptor(self.welcome.path, self._ref(name, write), self.timeout)
         except Disconnected as error:
             if isinstance(self.link, UnixLink):
                 raise
@@ -364,24 +239,11 @@ class MemoryManagerClient(KvCalls):
         found = self._device_arenas.get((name, write))
         if found is not None:
             return found
-        side = self._side(name)
-        try:
-            info, fd = self._descriptor(side, name, write)
-        finally:
-            side.close()
+        info, fd = self.descriptor(name, write=write)
         arena = DeviceArena.attach(info, fd, write=write)
         arena.close()
         self._device_arenas[name, write] = arena
         return arena
-
-    def _descriptor(self, side: UnixLink, name: str, write: bool) -> tuple[ArenaInfo, int]:
-        side.send(encode(Op.ARENA, 0, 1, 0, self._ref(name, write)))
-        reply = side.receive(self.timeout)
-        if reply is None:
-            raise CallTimeout(f"no descriptor of arena {name} within {self.timeout} s")
-        if reply.flags & ERROR:
-            raise failure_of(reply)
-        return reply.body(ArenaInfo), reply.fds[0] if reply.fds else -1
 
     def _mapped(self, name: str, write: bool, info: ArenaInfo, fd: int) -> Arena:
         if info.kind != Arena.kind:

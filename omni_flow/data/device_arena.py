@@ -80,7 +80,8 @@ class DeviceArena:
         """
         kind = next((kind for kind in (DeviceArena, IpcArena) if kind.kind == info.kind), None)
         if kind is None:
-            os.close(fd)
+            if fd >= 0:
+                os.close(fd)
             raise BadArgument(f"arena {info.name} lies in CPU memory", "use arena()")
         arena = kind(info.name, fd, info.size, info.device, info.page_size)
         try:

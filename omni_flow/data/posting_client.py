@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
-from omni_flow.data.client import MemoryManagerClient, failure_of
+from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.errors import CallTimeout, DataError
 from omni_flow.data.kv_client import U8, Keys, Request, positions_column
+from omni_flow.data.link import failure_of
 from omni_flow.data.messages import Abort, PoolName, Unpin
 from omni_flow.data.protocol import ERROR, REPLY, Message, Op, encode, keys_array
 

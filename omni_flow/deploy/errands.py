@@ -9,8 +9,9 @@ import select
 import threading
 from collections.abc import Callable
 
-from omni_flow.data.client import MemoryManagerClient, UnixLink
+from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.errors import DataError
+from omni_flow.data.link import UnixLink
 from omni_flow.data.temp_client import TempClient
 
 log = logging.getLogger("omni_flow.tensors")

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omni_flow.data.aio_client import AsyncMemoryManagerClient
-from omni_flow.data.descriptors import arena_descriptor
 from omni_flow.data.errors import DataError, StaleEpoch
 from omni_flow.data.logs import log_to_stderr
 from omni_flow.data.messages import L1, L2, TIER_NAMES, Job, JobAdd, JobCancel, JobDone
@@ -112,7 +111,7 @@ class Node:
 
     def _open_arena(self, number: int, pool: str, tier: int, size: int) -> None:
         """Give the driver an arena; peers may read it."""
-        _, fd = arena_descriptor(self._manager.session, f"{pool}/{TIER_NAMES[tier]}", write=True)
+        _, fd = self._manager.session.descriptor(f"{pool}/{TIER_NAMES[tier]}", write=True)
         try:
             self._transfers.driver.register_arena(arena_id(number, tier), fd, size, "read")
         finally:

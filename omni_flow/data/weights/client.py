@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from omni_flow.data import cuda
 from omni_flow.data.arena import Arena, available_bytes
 from omni_flow.data.client import MemoryManagerClient
-from omni_flow.data.descriptors import arena_descriptor
 from omni_flow.data.device_arena import DeviceArena
 from omni_flow.data.errors import BadArgument, DataError, OutOfMemory, UnknownName
 from omni_flow.data.protocol import Message
@@ -225,7 +224,7 @@ class WeightClient:
     def map(self, segment: int, *, write: bool = False) -> Arena | DeviceArena:
         """A mapping of a segment that this session holds, or loads; for reading it goes with its last view."""
         name = m.arena_name(segment)
-        info, fd = arena_descriptor(self.client, name, write=write)
+        info, fd = self.client.descriptor(name, write=write)
         if info.device >= 0:
             on_device = DeviceArena.attach(info, fd, write=write)
             on_device.close()

@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from omni_flow.data.client import MemoryManagerClient, UnixLink
+from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.errors import DataError
 from omni_flow.data.launch import start
+from omni_flow.data.link import UnixLink
 from omni_flow.data.messages import Hello
 from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.protocol import ERROR, Failure, Op, encode
@@ -168,7 +169,7 @@ class Puppet:
 
     PROGRAM = """
 import sys
-from omni_flow.data.client import MemoryManagerClient, UnixLink
+from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.temp_client import TempClient, encode_ref, decode_ref
 import numpy as np
 space = {"np": np, "encode_ref": encode_ref, "decode_ref": decode_ref, "TempClient": TempClient}

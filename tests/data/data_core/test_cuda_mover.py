@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from omni_flow.data.client import MemoryManagerClient
-from omni_flow.data.descriptors import arena_descriptor
 from omni_flow.data.messages import L1, L2
 from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.server_config import ServerConfig
@@ -36,7 +35,7 @@ def test_pages_go_down_and_come_up_whole_by_both_lanes(tmp_path: Path) -> None:
     config = ServerConfig(path=str(tmp_path / "m.sock"), pools=(spec,), movers=(mover,))
     with on_host_memory(config) as path, MemoryManagerClient(path, name="test") as client:
         wait_for_mover(client)
-        _, descriptor = arena_descriptor(client, "kv/l1", write=True)
+        _, descriptor = client.descriptor("kv/l1", write=True)
         device = np.frombuffer(mmap.mmap(descriptor, 0), np.uint8)[: PLANES * PAGES * PIECE]
         os.close(descriptor)
         layers = device.reshape(PLANES, PAGES, PIECE)

@@ -20,9 +20,9 @@ from pathlib import Path
 import pytest
 
 from omni_flow.data.aio_client import AsyncMemoryManagerClient
-from omni_flow.data.client import UnixLink
 from omni_flow.data.errors import Disconnected, Refused, StaleEpoch
 from omni_flow.data.launch import default_services, start
+from omni_flow.data.link import UnixLink
 from omni_flow.data.messages import ArenaRef
 from omni_flow.data.pool_pins import SLICE_PAGES
 from omni_flow.data.pool_spec import PoolSpec

@@ -18,8 +18,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from omni_flow.data.client import UnixLink
 from omni_flow.data.errors import BadMessage, Disconnected, Refused, StaleEpoch
+from omni_flow.data.link import UnixLink
 from omni_flow.data.messages import Commit, Hello, Lookup, PoolName, Reserve
 from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.protocol import ERROR, Failure, Op, encode

@@ -21,7 +21,6 @@ import numpy as np
 
 from omni_flow.data import cuda, cuda_mover, cuda_owner, launch
 from omni_flow.data.client import MemoryManagerClient
-from omni_flow.data.descriptors import arena_descriptor
 from omni_flow.data.errors import DataError, SystemRefusal
 from omni_flow.data.weights.client import WeightClient
 from omni_flow.data.weights.messages import arena_name
@@ -181,7 +180,7 @@ def role(path, hold):
                     ctypes.memset(next(iter(found._arenas.values())).device_ptr, 1, 1)
                 case "open":
                     try:
-                        arena_descriptor(client, arena_name(entry.segment), write=True)
+                        client.descriptor(arena_name(entry.segment), write=True)
                     except DataError as error:
                         say(error=error.code)
                 case "host":
