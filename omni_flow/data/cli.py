@@ -20,7 +20,7 @@ from rich.table import Table
 
 from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.device_memory import Sharing
-from omni_flow.data.errors import DataError
+from omni_flow.data.errors import BadArgument, DataError
 from omni_flow.data.launch import default_services, load_config
 from omni_flow.data.logs import log_to_stderr
 from omni_flow.data.policy import PolicyError
@@ -83,7 +83,7 @@ def parse_pool(text: str) -> PoolSpec:
         if parts:
             raise ValueError(f"unknown: {', '.join(parts)}")
         return spec
-    except (KeyError, ValueError, TypeError) as error:
+    except (KeyError, ValueError, TypeError, BadArgument) as error:
         raise typer.BadParameter(
             f"{text!r}: {error}; write name=kv,page=2M,l1=1024[,l2=…,l3=…,policy=lru,device=0,planes=…,padding=…]"
         ) from error
@@ -160,34 +160,30 @@ def serve_command(
 ) -> None:
     """Run the memory manager in the foreground until SIGTERM or Ctrl-C."""
     log_to_stderr(log_level)
-    if config is not None:
-        try:
-            settings = load_config(str(config))
-        except DataError as error:
-            Console(stderr=True).print(f"[red]{error}[/red]")
-            raise typer.Exit(1) from error
-    else:
-        specs = tuple(parse_pool(text) for text in pool or ())
-        movers = movers_of(specs)
-        if ssd or ssd_bytes:
-            specs, keeper = ssd_tier(specs, ssd, ssd_bytes)
-            movers += (keeper,)
-        if node or peers or key_file:
-            movers += (transfer_process(node, control, peers or (), key_file),)
-        settings = ServerConfig(
-            path=path or default_path(),
-            node=node,
-            pools=specs,
-            temp_bytes=parse_size(temp),
-            endpoints=tuple(endpoint or ()),
-            populate=populate,
-            device_memory=parse_sharing(device_memory),
-            movers=movers,
-        )
-    if metrics_port:
-        exporter = ("{python}", "-m", "omni_flow.data.metrics", "{path}", str(metrics_port))
-        settings = msgspec.structs.replace(settings, movers=(*settings.movers, exporter))
     try:
+        if config is not None:
+            settings = load_config(str(config))
+        else:
+            specs = tuple(parse_pool(text) for text in pool or ())
+            movers = movers_of(specs)
+            if ssd or ssd_bytes:
+                specs, keeper = ssd_tier(specs, ssd, ssd_bytes)
+                movers += (keeper,)
+            if node or peers or key_file:
+                movers += (transfer_process(node, control, peers or (), key_file),)
+            settings = ServerConfig(
+                path=path or default_path(),
+                node=node,
+                pools=specs,
+                temp_bytes=parse_size(temp),
+                endpoints=tuple(endpoint or ()),
+                populate=populate,
+                device_memory=parse_sharing(device_memory),
+                movers=movers,
+            )
+        if metrics_port:
+            exporter = ("{python}", "-m", "omni_flow.data.metrics", "{path}", str(metrics_port))
+            settings = msgspec.structs.replace(settings, movers=(*settings.movers, exporter))
         serve(settings, default_services)
     except (DataError, PolicyError) as error:
         Console(stderr=True).print(f"[red]{error}[/red]")

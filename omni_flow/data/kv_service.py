@@ -59,8 +59,6 @@ class KvService(BaseService):
         seed = int.from_bytes(os.urandom(8), "little")
         self.pools = {spec.name: KvPool(spec, self._numbers, seed) for spec in specs}
         self.prefetch: Callable[[Session, str, U8], None] = lambda _session, _pool, _keys: None
-        if len(self.pools) != len(specs):
-            raise BadArgument("two pools of one name", "name them differently")
 
     @property
     def ops(self) -> Mapping[int, Handler]:

@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from omni_flow.data.children import Children
-from omni_flow.data.errors import DataError, Disconnected
+from omni_flow.data.errors import BadArgument, DataError, Disconnected
 from omni_flow.data.job_service import JobService
 from omni_flow.data.kv_service import KvService
 from omni_flow.data.logs import log_to_stderr
@@ -75,10 +75,15 @@ def load_config(path: str) -> ServerConfig:
         raw = Path(path).read_bytes()
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}", "name a file with a ServerConfig in JSON") from error
+    return config_of(raw, path)
+
+
+def config_of(raw: bytes, name: str) -> ServerConfig:
+    """A config from JSON. Raises: DataError, not a config; the message says where, and which by its `name`."""
     try:
         return msgspec.json.decode(raw, type=ServerConfig)
-    except msgspec.MsgspecError as error:
-        raise DataError(f"{path}: {error}", "see ServerConfig") from error
+    except (msgspec.MsgspecError, BadArgument) as error:
+        raise DataError(f"{name}: {error}", "see ServerConfig") from error
 
 
 def start(config: ServerConfig, *, log: str | None = None, life: int | None = None) -> subprocess.Popen[bytes]:
@@ -119,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--life-fd", type=int, default=-1)
     options = parser.parse_args(argv)
     if options.config.lstrip().startswith("{"):
-        config = msgspec.json.decode(options.config, type=ServerConfig)
+        config = config_of(options.config.encode(), "config")
     else:
         config = load_config(options.config)
 

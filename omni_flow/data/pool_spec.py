@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
+
+from omni_flow.data.arguments import DAY_S, real, text, whole
+from omni_flow.data.errors import BadArgument
+
+_MOST_PAGES: Final = 0xFFFF_FFFE
+_MOST_NAME: Final = 100
 
 
 class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -23,6 +31,9 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             somebody waits for; -1: a sixteenth of L1 and a fourth of L2, at most 256, where there is a tier below L1.
         death_quarantine_s: how long slots reserved by a dead session stay closed (DMA still in flight).
         demote: write pages down before dropping them.
+
+    Raises:
+        BadArgument: a value that makes no pool, by the name of the pool and of the argument; wherever it comes from.
     """
 
     name: str
@@ -39,3 +50,23 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     staging: int = -1
     death_quarantine_s: float = 0.0
     demote: bool = True
+
+    def __post_init__(self) -> None:
+        text("a pool's name", self.name, _MOST_NAME)
+        if "/" in self.name or not self.name.isprintable():
+            raise BadArgument(f"a pool's name: {self.name!r}", "its arenas are NAME/l1 and NAME/l2: leave out slashes")
+        pool = f"pool {self.name}: "
+        whole(pool + "page_bytes", self.page_bytes, 1)
+        whole(pool + "l1_pages", self.l1_pages, 1, _MOST_PAGES)
+        whole(pool + "l2_pages", self.l2_pages, 0, _MOST_PAGES)
+        whole(pool + "l3_pages", self.l3_pages, 0, _MOST_PAGES)
+        whole(pool + "pages of all tiers", self.l1_pages + self.l2_pages + self.l3_pages, 1, _MOST_PAGES)
+        whole(pool + "padding", self.padding, 0, self.l1_pages - 1)
+        whole(pool + "l1_device", self.l1_device, -1, 1 << 16)
+        whole(pool + "planes", self.planes, 1, self.page_bytes)
+        if self.page_bytes % self.planes:
+            raise BadArgument(f"{pool}{self.page_bytes} page_bytes in {self.planes} planes", "give planes of one size")
+        real(pool + "high", self.high, 0.0, 1.0)
+        real(pool + "low", self.low, 0.0, self.high)
+        whole(pool + "staging", self.staging, -1, _MOST_PAGES)
+        real(pool + "death_quarantine_s", self.death_quarantine_s, 0.0, DAY_S)

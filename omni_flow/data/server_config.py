@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from omni_flow.data.arguments import YEAR_S, real, text, whole
 from omni_flow.data.device_memory import Sharing
+from omni_flow.data.errors import BadArgument
 from omni_flow.data.pool_spec import PoolSpec
 
 
@@ -29,6 +31,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             `ipc`, by CUDA IPC, which can't enforce that; `auto`, the first where the device can and else the second.
         weight_linger_s: how long weights stay after their last user has gone.
         movers: command lines of mover processes to run.
+
+    Raises:
+        BadArgument: a value that can't be served, by its name; wherever it comes from.
     """
 
     path: str
@@ -47,3 +52,16 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     device_memory: Sharing = "auto"
     weight_linger_s: float = 300.0
     movers: tuple[tuple[str, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        text("path", self.path, 107)
+        text("node", self.node, 32, least=0)
+        names = [pool.name for pool in self.pools]
+        if len(set(names)) != len(names):
+            raise BadArgument(f"two pools of one name among {', '.join(names)}", "name them differently")
+        whole("temp_bytes", self.temp_bytes)
+        whole("temp_large_bytes", self.temp_large_bytes)
+        whole("temp_client_bytes", self.temp_client_bytes)
+        whole("prefetch_bytes", self.prefetch_bytes)
+        real("orphan_s", self.orphan_s, 0.0, YEAR_S)
+        real("weight_linger_s", self.weight_linger_s, 0.0, YEAR_S)

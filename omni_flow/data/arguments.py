@@ -1,0 +1,59 @@
+"""Checks of what callers pass: a value that can't be meant is refused by the name of its argument."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from reprlib import repr as brief
+from typing import Final
+
+from omni_flow.data.errors import BadArgument
+
+MOST: Final = (1 << 63) - 1
+DAY_S: Final = 24 * 3600.0
+YEAR_S: Final = 366 * DAY_S
+
+
+def whole(argument: str, value: object, least: int = 0, most: int = MOST) -> int:
+    """`value`, a whole number from `least` to `most`, as an `int`.
+
+    Raises:
+        BadArgument: anything else; a bool is no number.
+    """
+    if type(value) is int and least <= value <= most:
+        return value
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number is None or not least <= number <= most:
+        raise BadArgument(f"{argument}: {brief(value)}", f"give a whole number, {least} to {most}")
+    return number
+
+
+def real(argument: str, value: object, least: float = 0.0, most: float = DAY_S) -> float:
+    """`value`, a number from `least` to `most`, as a `float`; times are in seconds.
+
+    Raises:
+        BadArgument: anything else, NaN and bools among it.
+    """
+    try:
+        number = None if isinstance(value, bool | str | bytes) else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        number = None
+    if number is None or not least <= number <= most:
+        raise BadArgument(f"{argument}: {brief(value)}", f"give a number, {least:g} to {most:g}")
+    return number
+
+
+def text(argument: str, value: object, most: int, least: int = 1) -> str:
+    """`value`, a text of `least` to `most` characters that can be encoded.
+
+    Raises:
+        BadArgument: anything else.
+    """
+    if isinstance(value, str) and least <= len(value) <= most:
+        with contextlib.suppress(UnicodeEncodeError):
+            value.encode()
+            return value
+    raise BadArgument(f"{argument}: {brief(value)}", f"give a text of {least} to {most} characters")
