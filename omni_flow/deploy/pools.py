@@ -7,6 +7,7 @@ needs, with room for that one. Pools of equal name are one pool, shared by every
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -25,7 +26,7 @@ def kv_pools(plan: Plan, counts: Mapping[str, int]) -> tuple[PoolSpec, ...]:
     first: dict[str, str] = {}
     for role in (plan_role.spec for plan_role in plan.roles):
         ask = getattr(role.factory, "kv_pools", None)
-        if ask is None:
+        if ask is None or not counts[role.name]:
             continue
         try:
             pools: tuple[PoolSpec, ...] = tuple(ask(**role.init))
@@ -61,9 +62,9 @@ def _sum(one: PoolSpec, other: PoolSpec) -> PoolSpec:
     return msgspec.structs.replace(one, **{name: getattr(one, name) + getattr(other, name) for name in _ROOM})
 
 
-def _kind(pool: PoolSpec) -> PoolSpec:
-    """A pool without its room."""
-    return msgspec.structs.replace(pool, **dict.fromkeys(_ROOM, 0))
+def _kind(pool: PoolSpec) -> dict[str, Any]:
+    """What a pool is beside its room."""
+    return {name: value for name, value in msgspec.structs.asdict(pool).items() if name not in _ROOM}
 
 
 _ROOM = ("l1_pages", "l2_pages", "l3_pages")

@@ -83,7 +83,7 @@ def test_without_memory_a_role_gets_none() -> None:
 def test_a_memory_manager_that_does_not_start_is_the_reason_given_and_nothing_is_left() -> None:
     before = children()
     with pytest.raises(LaunchError, match=r"the memory manager did not start: .*bytes, \d+ are available"):
-        launch(graph(a={"pages": 1 << 40}), memory=Memory(populate="now"))
+        launch(graph(a={"pages": 1 << 20, "size": 1 << 30}), memory=Memory(populate="now"))
     assert children() == before
 
 
