@@ -50,6 +50,10 @@ class SessionClosed(ComputeError):
     """A fixed-row session that was left, and whose rows are gone, was asked for another step."""
 
 
+class ConversationLost(ComputeError):
+    """A role no longer keeps what its session has said: its process was restarted, or other sessions took the room."""
+
+
 class EngineDied(ComputeError):
     """The engine process ended while requests were running."""
 

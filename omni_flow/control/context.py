@@ -36,6 +36,12 @@ class Facts(Protocol):
     def prefix(self, pool: str, marks: Sequence[tuple[int, bytes]]) -> None:
         """See `Context.prefix`."""
 
+    def lineage(self) -> int:
+        """See `Context.lineage`."""
+
+    def advance(self, lineage: int) -> None:
+        """See `Context.advance`."""
+
 
 class Context:
     """One activation as role code sees it. Safe to read from any thread.
@@ -133,6 +139,19 @@ class Context:
             marks: (tokens up to there, key of the page that ends there) at some places of the prompt, in order.
         """
         self._facts.prefix(pool, marks)
+
+    @property
+    def lineage(self) -> int:
+        """How far this role had come with the session when the request was admitted, as it said by `advance`; 0: the
+        gateway knows of nothing.
+
+        A replica that keeps less than that has not all of it: it was restarted, or the session was with another one.
+        """
+        return self._facts.lineage()
+
+    def advance(self, lineage: int) -> None:
+        """Say how far the role has come with the session: a number that grows with what it keeps, as of turns."""
+        self._facts.advance(lineage)
 
 
 def seed_for(request_seed: int, interface: str, path: Path) -> int:

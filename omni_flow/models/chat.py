@@ -15,8 +15,11 @@ from omni_flow.models.tokenizer import ChatMessage, checked
 
 
 class ChatTurn(Turn, Protocol):
-    """What a chat role reads of an activation's context."""
+    """What a chat role reads of an activation's context, and says there."""
 
+    @property
+    def lineage(self) -> int: ...
+    def advance(self, lineage: int) -> None: ...
     def progress(self, fraction: float, note: str = "") -> None: ...
 
 
@@ -54,6 +57,7 @@ class ChatModel(EngineRole):
 
         Raises:
             BadRequest, PromptTooLong: the params are wrong; it does not fit model or pool.
+            ConversationLost: this replica does not have what the session has said before.
         """
         sampling = self.sampling(ctx)
         talk, prompt = self._next(ctx, question, messages, sampling.max_tokens)
@@ -62,6 +66,8 @@ class ChatModel(EngineRole):
             async for event in events:
                 if isinstance(event, EndEvent):
                     talk.answered(prompt, said, self.processor)
+                    if messages is None:
+                        ctx.advance(talk.answers)
                     ctx.progress(1.0, _note(event))
                     yield emit(usage=usage_of(event), finish=event.reason)
                     continue
@@ -78,7 +84,7 @@ class ChatModel(EngineRole):
         if messages is not None:
             whole = [*self._system, *checked(messages)]
             return Conversation(), Prompt(list(self.processor.chat(whole).ids), whole)
-        talk = Conversation() if ctx.session is None else self._conversations.of(ctx.tenant, ctx.session)
+        talk = Conversation() if ctx.session is None else self._conversations.of(ctx.tenant, ctx.session, ctx.lineage)
         asked: ChatMessage = {"role": "user", "content": question or ""}
         processor = self.processor
         most = max(self.engine.ready.max_prompt - answer, 1)

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from omni_flow.compute.errors import ConversationLost
 from omni_flow.models.tokenizer import ChatMessage, Processor
 
 
@@ -14,12 +15,13 @@ class Conversation:
     """The turns of one session.
 
     `ids` is the last prompt with its answer, so the next prompt extends it token by token and finds its KV. `turns` is
-    the same as text, for when the beginning has to be forgotten. Turns under way at the same time all go on from what
-    was there when they began; the next one goes on from the one that ended last.
+    the same as text, for when the beginning has to be forgotten. `answers` counts all there have been. Turns under way
+    at the same time all go on from what was there when they began; the next one goes on from the one that ended last.
     """
 
     ids: list[int] = field(default_factory=list)
     turns: list[ChatMessage] = field(default_factory=list)
+    answers: int = 0
 
     def prompt(self, asked: ChatMessage, processor: Processor, most: int, system: Sequence[ChatMessage] = ()) -> Prompt:
         """The prompt for the next answer. If it has more than `most` tokens the oldest turns are forgotten, until half
@@ -43,6 +45,7 @@ class Conversation:
             said.pop()
         self.ids = [*prompt.ids, *said]
         self.turns = [*prompt.turns, {"role": "assistant", "content": processor.decode(said)}]
+        self.answers += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +66,23 @@ class Conversations:
     def __len__(self) -> int:
         return len(self._all)
 
-    def of(self, tenant: str, session: str) -> Conversation:
-        """That of a tenant's session, made at need."""
+    def of(self, tenant: str, session: str, answers: int = 0) -> Conversation:
+        """That of a tenant's session, made at need.
+
+        Args:
+            answers: as many as there have been, as far as is known.
+
+        Raises:
+            ConversationLost: it is not here with as many.
+        """
+        known = self._all.get((tenant, session))
+        kept = 0 if known is None else known.answers
+        if kept < answers:
+            raise ConversationLost(
+                f"session {session!r} has had {answers} answers, this replica knows of {kept}: its process was "
+                "restarted, or others took the room",
+                "close the session or begin another one, or send the whole conversation",
+            )
         found = self._all.setdefault((tenant, session), Conversation())
         self._all.move_to_end((tenant, session))
         while len(self._all) > self._most:

@@ -18,6 +18,9 @@ RETRY_S = 1
 CALLERS = frozenset(("InvalidInput", "BadRequest", "PromptTooLong"))
 """What a role raises when the request is at fault, by the name of the class: nothing else of it reaches the server."""
 
+LOST = "ConversationLost"
+"""What a role raises that no longer keeps what a session has said."""
+
 LONGEST = 400
 """Characters of a failure that a caller is told."""
 
@@ -108,6 +111,8 @@ def of_outcome(outcome: Outcome | None, failures: Mapping[str, Failure]) -> ApiE
     if outcome is Outcome.FAILED and kinds and kinds <= CALLERS:
         code = "context_length_exceeded" if kinds == {"PromptTooLong"} else "invalid_input"
         return ApiError(400, "; ".join(sorted(brief(why) for _, why in told)), code=code)
+    if outcome is Outcome.FAILED and kinds == {LOST}:
+        return ApiError(409, "; ".join(sorted(brief(why) for _, why in told)), code="conversation_lost")
     texts = {name: brief(failure) for name, failure in failures.items()}
     causes = "; ".join(sorted(set(texts.values())))
     message = f"{text}: {causes}" if causes else text

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 
+from omni_flow.compute.errors import ConversationLost
 from omni_flow.models.conversation import Conversation, Conversations
 from omni_flow.models.tokenizer import ChatMessage, Processor
 from omni_flow.testing import tiny_checkpoint
@@ -85,3 +86,21 @@ def test_conversations_are_kept_by_tenant_and_session_the_last_used_longest() ->
     talks.forget("ada", "s")
     talks.forget("ada", "s")
     assert talks.of("ada", "s") is not a
+
+
+def test_a_conversation_with_fewer_answers_than_there_have_been_is_refused_as_lost(processor: Processor) -> None:
+    talks = Conversations(2)
+    talk = talks.of("ada", "s")
+    for answers in range(3):
+        assert talks.of("ada", "s", answers) is talk
+        talk.answered(talk.prompt(asks("x" * 60), processor, 100), [97], processor)
+    assert talk.answers == 3
+    with pytest.raises(ConversationLost, match="has had 4 answers, this replica knows of 3"):
+        talks.of("ada", "s", 4)
+    with pytest.raises(ConversationLost, match="has had 1 answers, this replica knows of 0"):
+        talks.of("bob", "s", 1)
+    assert len(talks) == 1  # what is refused takes no room
+    talks.of("ada", "t")
+    talks.of("ada", "u")
+    with pytest.raises(ConversationLost, match="others took the room"):
+        talks.of("ada", "s", 3)

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from omni_flow.control.activations import Activations
 from omni_flow.control.context import Context, seed_for
@@ -22,18 +22,11 @@ from omni_flow.control.runtime.batching import Batcher
 from omni_flow.control.runtime.methods import Method, OutputPort
 from omni_flow.control.runtime.stepping import Stepper
 from omni_flow.control.runtime.threads import Threads
+from omni_flow.control.runtime.wire import LINEAGE, PREFIX, TIMELINE
 
 if TYPE_CHECKING:
     from omni_flow.control.runtime.party import Party
     from omni_flow.control.runtime.replica import Replica
-
-TIMELINE: Final = 6
-"""Kind of the message to a gateway that describes an activation: `ref` interface, `path`, `value` (replica, queued,
-started, ended, note), times in seconds since the epoch."""
-
-
-PREFIX: Final = 7
-"""Kind of the message to a gateway that says which KV a request's inputs became: `ref` role, `value` (pool, marks)."""
 
 
 class Running:
@@ -91,18 +84,29 @@ class Running:
 
     def prefix(self, pool: str, marks: Sequence[tuple[int, bytes]]) -> None:
         """Tell the gateway, if it balances by what replicas have cached."""
-        if self.party.replica.role.spec.balance != "cache_aware":
-            return
+        if self.party.replica.role.spec.balance == "cache_aware":
+            self._tell_gateway(PREFIX, (pool, marks))
+
+    def lineage(self) -> int:
+        return self.party.info.lineage.get(self.party.replica.role.id, 0)
+
+    def advance(self, lineage: int) -> None:
+        """Tell the gateway how far the session has come, if there is one."""
+        if self.party.info.session is not None:
+            self._tell_gateway(LINEAGE, lineage)
+
+    def _tell_gateway(self, kind: int, value: Any) -> None:
+        """From any thread, and nothing once the request is over."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:  # in a worker thread
-            self.party.node.loop.call_soon_threadsafe(self._prefix, pool, marks)
+            self.party.node.loop.call_soon_threadsafe(self._to_gateway, kind, value)
         else:
-            self._prefix(pool, marks)
+            self._to_gateway(kind, value)
 
-    def _prefix(self, pool: str, marks: Sequence[tuple[int, bytes]]) -> None:
+    def _to_gateway(self, kind: int, value: Any) -> None:
         if not self.party.over:
-            self.party.to_gateway(Message(PREFIX, self.party.replica.role.id, (), 0, (pool, marks)))
+            self.party.to_gateway(Message(kind, self.party.replica.role.id, (), 0, value))
 
 
 class Execution:
@@ -393,6 +397,3 @@ class Execution:
         for task in self._runners:
             task.cancel()
         self.threads.close()
-
-
-__all__ = ["PREFIX", "TIMELINE", "Execution", "Running"]

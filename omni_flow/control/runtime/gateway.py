@@ -9,9 +9,10 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from omni_flow.control.codec import NotSerialisable, mismatch
 from omni_flow.control.runtime.balance import CacheAware, balancer_of
@@ -26,6 +27,9 @@ from omni_flow.refs import ABSENT
 
 if TYPE_CHECKING:
     from omni_flow.control.runtime.node import Node
+
+MOST_LINEAGES: Final = 100_000
+"""Sessions of which a gateway knows how far roles have come with them; the least recently used is forgotten first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,7 @@ class Gateway:
         self.load: dict[str, int] = {}
         self.sessions: dict[str, int] = {}
         self._ending: dict[str, set[str]] = {}
+        self._lineages: OrderedDict[tuple[str, str], dict[int, int]] = OrderedDict()
         self._numbers = itertools.count()
         self._open_numbers: dict[int, None] = {}
         self._balancers = [balancer_of(role.spec, holders) for role in node.plan.roles]
@@ -119,6 +124,7 @@ class Gateway:
             trace=trace,
             timeline=timeline,
             tenant=tenant,
+            lineage={} if session is None else self._lineages.get((session, tenant), {}),
         )
         try:
             data = encode_head(head)
@@ -213,6 +219,16 @@ class Gateway:
         if keys and isinstance(balancer, CacheAware):
             balancer.holders.learned(keys, prefix)
 
+    def advanced(self, head: Head, role: int, lineage: int) -> None:
+        """A role says how far it has come with the session of a request."""
+        if head.session is None:
+            return
+        name = (head.session, head.tenant)
+        self._lineages[name] = {**self._lineages.get(name, {}), role: lineage}
+        self._lineages.move_to_end(name)
+        if len(self._lineages) > MOST_LINEAGES:
+            self._lineages.popitem(last=False)
+
     def _count(self, head: Head, step: int) -> None:
         for hosts in head.replicas:
             self.load[hosts[0]] = self.load.get(hosts[0], 0) + step
@@ -269,6 +285,7 @@ class Gateway:
             self._ending.setdefault(session, set()).add(tenant)
 
     def _say_ended(self, session: str, tenant: str) -> None:
+        self._lineages.pop((session, tenant), None)
         for address in {record.address for record in self.node.roster.live.values()}:
             self.node.post(address, EndSession(session, tenant))
 

@@ -13,10 +13,9 @@ from omni_flow.control.delivery import Delivered
 from omni_flow.control.facts import Failure, Message
 from omni_flow.control.request import Outcome, Request
 from omni_flow.control.runtime.errors import InvalidInput, RequestFailed
-from omni_flow.control.runtime.execution import PREFIX, TIMELINE
 from omni_flow.control.runtime.party import Outbox
 from omni_flow.control.runtime.prefixes import Key, Prefix
-from omni_flow.control.runtime.wire import LOST, Head
+from omni_flow.control.runtime.wire import LINEAGE, LOST, PREFIX, TIMELINE, Head
 from omni_flow.refs import ABSENT
 
 if TYPE_CHECKING:
@@ -123,6 +122,8 @@ class LiveRequest(Outbox):
         elif message.kind == PREFIX:
             pool, marks = message.value
             self.gateway.learned(self._keys, message.ref, Prefix(pool, marks))
+        elif message.kind == LINEAGE:
+            self.gateway.advanced(self.info, message.ref, message.value)
 
     def _note_span(self, message: Message) -> None:
         interface = self.node.plan.interfaces[message.ref]

@@ -21,6 +21,16 @@ CLOSE: Final = -2
 LOST: Final = 5
 """Kind of the message to a gateway that a share (`ref` role, `number` share) is lost; `value` is the cause."""
 
+TIMELINE: Final = 6
+"""Kind of the message to a gateway that describes an activation: `ref` interface, `path`, `value` (replica, queued,
+started, ended, note), times in seconds since the epoch."""
+
+PREFIX: Final = 7
+"""Kind of the message to a gateway that says which KV a request's inputs became: `ref` role, `value` (pool, marks)."""
+
+LINEAGE: Final = 8
+"""Kind of the message to a gateway that says how far a role has come with a session: `ref` role, `value` a number."""
+
 
 class Head(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """What every message of a request carries, encoded once at admission and passed on as bytes.
@@ -28,7 +38,8 @@ class Head(msgspec.Struct, array_like=True, frozen=True, gc=False):
     `gateway` is the id of the gateway's incarnation, `number` the request's number there, `address` where it listens.
     `replicas[r]` are the replica ids of the shares of role r, pinned. `deadline_s` is what was left at admission, or
     None. `trace` is a W3C traceparent. `timeline`: the gateway wants to know of each activation. `tenant` is a salt
-    that the server sets for its caller: what one caller has cached is no other's.
+    that the server sets for its caller: what one caller has cached is no other's. `lineage`: role → how far it had come
+    with the session, see `Context.lineage`.
     """
 
     graph: str
@@ -43,6 +54,7 @@ class Head(msgspec.Struct, array_like=True, frozen=True, gc=False):
     trace: str | None = None
     timeline: bool = False
     tenant: str = ""
+    lineage: dict[int, int] = {}
 
 
 class Envelope(msgspec.Struct, array_like=True, tag=0, gc=False):

@@ -15,9 +15,9 @@ from omni_flow.control.facts import Message
 from omni_flow.control.lint.names import BALANCES
 from omni_flow.control.runtime.balance import STRATEGIES, Balancer, CacheAware, RoundRobin, balancer_of, make_balancer
 from omni_flow.control.runtime.client import AsyncSession
-from omni_flow.control.runtime.execution import PREFIX
 from omni_flow.control.runtime.party import Outbox
 from omni_flow.control.runtime.prefixes import PIECE, Key, Prefix, Routed, pieces_of
+from omni_flow.control.runtime.wire import PREFIX
 
 from .conftest import deployed
 from .roles import Echo
