@@ -43,9 +43,8 @@ def default_services(server: Server) -> Sequence[Service]:
     if config.temp_bytes:
         temp = TempService(config.temp_bytes, config.temp_large_bytes, config.temp_client_bytes, config.orphan_s)
         arenas.made_by["temp/ledger"] = temp.ledger
-        arenas.made_by["temp/generations"] = temp.generations
+        arenas.made_by["temp/slots"] = temp.slots
         arenas.own.add("temp/ledger")
-        arenas.read_only.add("temp/generations")
         services.append(temp)
     services.append(DirectoryService(kv.pools))
     services.append(

@@ -56,7 +56,7 @@ class Welcome(msgspec.Struct, array_like=True):
 
 
 class ArenaRef(msgspec.Struct, array_like=True):
-    """Which arena: `<pool>/l1`, `<pool>/l2`, `temp`, `temp/generations`, `temp/ledger`."""
+    """Which arena: `<pool>/l1`, `<pool>/l2`, `temp`, `temp/slots`, `temp/ledger`."""
 
     name: str
     write: bool = False

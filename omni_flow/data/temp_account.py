@@ -18,6 +18,7 @@ from omni_flow.data.ledger import (
     OWNED,
     RELEASED,
     RENEWED,
+    SOLE,
     TAKEN,
     TOP,
     U32,
@@ -49,6 +50,11 @@ class Slot:
     adopt_until: float = 0.0
     settled: bool = False
     forwards: dict[int, int] | None = None
+
+    def begin(self, generation: int) -> None:
+        """It is its owner's again, of that generation, and not published."""
+        self.generation = generation
+        self.left, self.own, self.forwards = -1, 0, None
 
 
 @dataclass(slots=True, eq=False)
@@ -89,6 +95,11 @@ class TempAccount:
     def shares(self) -> int:
         """How many entries hold shares, or have just released some."""
         return int(np.count_nonzero(self.held()[:, 0]))
+
+    def sole(self) -> list[tuple[int, int]]:
+        """(slot, generation) of what it holds as the only reader, who gives it back to its owner directly."""
+        held = self.held(all_of_it=True)
+        return [(number, generation) for _, _, number, generation in held[held[:, 0] == SOLE].tolist()]
 
     def released(self, dead: bool) -> tuple[Cells, NDArray[np.intp]]:
         """Held entries, and which of them the client has released; of a dead one all that it held."""

@@ -40,7 +40,7 @@ class AsyncTempClient:
         client = self._client
         writer = None if client.session.read_only else client.arena("temp", write=True)
         ledger = client.arena("temp/ledger", write=True)
-        maps = Maps(writer, client.arena("temp"), client.arena("temp/generations"), ledger)
+        maps = Maps(writer, client.arena("temp"), client.arena("temp/slots", write=writer is not None), ledger)
         if self._populate:
             maps.populate()
         return TempBuffers(maps, client.session.welcome.node)

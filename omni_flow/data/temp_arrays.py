@@ -107,12 +107,12 @@ class Share:
         """Give the share back now. Arrays over it must not be read any more."""
         owner, self.owner = self.owner, None
         if owner is not None:
-            owner.give(self.entry, self.ref.nbytes)
+            owner.give(self.entry, self.ref)
 
     def __del__(self) -> None:
         owner = self.owner
         if owner is not None:
-            owner.give(self.entry, self.ref.nbytes)
+            owner.give(self.entry, self.ref)
 
 
 class _Bytes:

@@ -15,6 +15,7 @@ import numpy as np
 from omni_flow.data.arena import Arena
 from omni_flow.data.errors import BadArgument, PoolFull, Refused, StaleDescriptor
 from omni_flow.data.ledger import (
+    BACK_AT,
     BLOCK,
     CELLS,
     FORWARDS,
@@ -29,7 +30,11 @@ from omni_flow.data.ledger import (
     PUBLISHED,
     RELEASED,
     RENEWED,
+    ROW,
+    SOLE,
+    SOLE_AT,
     TAKEN,
+    TAKEN_MARK,
     TEMP_ARENA,
     TOP,
     U32,
@@ -43,6 +48,10 @@ _RING_PART: Final = 4
 cores 40 µs and more. Whoever runs low of slots, or waits for room, makes it look earlier, and at all ledgers."""
 _MAGAZINE_BYTES: Final = 8 << 20
 _MAGAZINE_LEAST: Final = 4
+_DIRECT: Final = 64
+_DIRECT_PART: Final = 8
+"""So many slots, and such a part of the pool, may be out to only readers who give them back directly: until this client
+looks, nobody else can have them."""
 _HELD_BASE: Final = OWNED * CELLS
 _HELD_END: Final = FORWARDS_AT * CELLS
 
@@ -65,11 +74,11 @@ class _Stock:
 
 
 class Maps(NamedTuple):
-    """The four mappings the pool needs; `writer` is None for a read-only session."""
+    """The four mappings the pool needs; in a read-only session `writer` is None and `slots` can't be written either."""
 
     writer: Arena | None
     reader: Arena
-    generations: Arena
+    slots: Arena
     ledger: Arena
 
     def populate(self) -> None:
@@ -84,18 +93,19 @@ class TempBuffers:
 
     Slots may be taken and put back, and shares released, from any thread: each list is changed by one atomic step at a
     time. `adopt` and `forward` belong to one thread. `bell`, if set, is called when enough has been released to tell
-    the server; in any thread, also by a finalizer.
+    the server; in any thread, also by a finalizer. `direct`: only readers give slots back without the server; for
+    clients that answer at once when the server asks for what lies unused.
     """
 
-    def __init__(self, maps: Maps, node: str, bell: Callable[[], None] | None = None) -> None:
+    def __init__(self, maps: Maps, node: str, bell: Callable[[], None] | None = None, *, direct: bool = False) -> None:
         self.maps = maps
         self.node = node
         self.reader_address = maps.reader.address
         self.writer_address = 0 if maps.writer is None else maps.writer.address
         self.bell = bell
         self._cells = maps.ledger.view(0, maps.ledger.size).cast("I")
-        self._generations = maps.generations.view(0, maps.generations.size // 4 * 4).cast("I")
-        self._blocks = len(self._generations)
+        self._table = maps.slots.view(0, maps.slots.size // (4 * ROW) * 4 * ROW).cast("I")
+        self._blocks = len(self._table) // ROW
         self._size = maps.reader.size
         self._ring_bytes = self._size // _RING_PART
         self._stocks: dict[int, _Stock] = defaultdict(_Stock)
@@ -103,6 +113,10 @@ class TempBuffers:
         self._given: deque[int] = deque()
         self._given_last = _HELD_BASE
         self._forwards = 0
+        self._direct_most = _DIRECT if direct else 0
+        self._direct_bytes = self._size // _DIRECT_PART
+        self._direct: dict[int, int] = {}
+        """Slot → size of what is out to an only reader; whoever takes one out may renew it, or give it up."""
         self._booked: list[None] = []
         self.pending = 0
         self.pending_bytes = 0
@@ -128,7 +142,8 @@ class TempBuffers:
         stock.used = True
         magazine, published = stock.magazine, stock.published
         try:
-            if self._cells[published[-1][0] * CELLS] != PUBLISHED:
+            entry, slot, generation, _ = published[-1]
+            if self._cells[entry * CELLS] != PUBLISHED or self._table[slot * ROW + BACK_AT] == generation:
                 self._collect(stock, 1)  # what went out last is the warmest
         except IndexError:
             pass  # nothing is out
@@ -152,10 +167,11 @@ class TempBuffers:
             self.bell()
 
     def _collect(self, stock: _Stock, most: int) -> bool:
-        """Look at the slots published last, `most` of them: what the server has leased anew goes into the magazine, the
-        warmest last, and what is still out is looked at last the next time. Returns whether anything was leased anew.
+        """Look at the slots published last, `most` of them: what its reader has given back or the server has leased
+        anew goes into the magazine, the warmest last, and what is still out is looked at last the next time. Returns
+        whether anything was leased anew.
         """
-        cells, published = self._cells, stock.published
+        cells, table, published = self._cells, self._table, stock.published
         found: list[_Slot] = []
         for _ in range(min(len(published), most)):
             try:
@@ -164,14 +180,23 @@ class TempBuffers:
                 break
             entry, slot, generation, size = one
             at = entry * CELLS
+            state, now, following = cells[at], cells[at + 3], (generation + 1) & U32
             if cells[at + 2] != slot:
-                continue
-            state, now = cells[at], cells[at + 3]
-            if state == RENEWED and now == (generation + 1) & U32:
+                self._direct.pop(slot, None)
+            elif state == RENEWED and now == following:
+                self._direct.pop(slot, None)
                 cells[at] = LEASED
                 found.append((entry, slot, now, size))
             elif state == PUBLISHED and now == generation:
-                published.appendleft(one)
+                if table[slot * ROW + BACK_AT] != generation:
+                    published.appendleft(one)
+                elif self._direct.pop(slot, None) is not None:
+                    cells[at] = LEASED
+                    table[slot * ROW] = following
+                    cells[at + 3] = following
+                    found.append((entry, slot, following, size))
+            else:
+                self._direct.pop(slot, None)
         stock.magazine += reversed(found)
         return bool(found)
 
@@ -225,9 +250,31 @@ class TempBuffers:
         if cells[at] != LEASED or cells[at + 2] != buffer.slot or cells[at + 3] != buffer.generation:
             raise StaleDescriptor(f"slot {buffer.slot} is not leased by this client", "publish a buffer once")
         cells[at + 1] = consumers
+        slot, generation, direct = buffer.slot, buffer.generation, self._direct
+        if (
+            consumers == 1
+            and len(direct) < self._direct_most
+            and sum(direct.values()) + buffer.size <= self._direct_bytes
+        ):
+            direct[slot] = buffer.size
+            self._table[slot * ROW + SOLE_AT] = generation
         cells[at] = PUBLISHED
-        stock = self._stocks[_order(buffer.size)]
-        stock.published.append((buffer.entry, buffer.slot, buffer.generation, buffer.size))
+        self._stocks[_order(buffer.size)].published.append((buffer.entry, slot, generation, buffer.size))
+
+    def give_up(self, refs: Sequence[TensorRef]) -> list[TensorRef]:
+        """Of own buffers that nobody adopts from now on, those that the server must see to: the others are free, or are
+        when they are wanted."""
+        table, left = self._table, []
+        for ref in refs:
+            slot, generation = ref.offset // BLOCK, ref.generation
+            at = slot * ROW
+            if table[at] != generation or table[at + BACK_AT] == generation:
+                continue
+            sole = table[at + SOLE_AT] in (generation, generation ^ TAKEN_MARK)
+            if sole and self._direct.pop(slot, None) is None:
+                continue  # another thread has just found it given back
+            left.append(ref)
+        return left
 
     # -- shares -------------------------------------------------------------------------------------------------
 
@@ -235,7 +282,7 @@ class TempBuffers:
         """Take a share of a published buffer of this node.
 
         Raises:
-            StaleDescriptor: the slot is no longer the one described.
+            StaleDescriptor: the slot is no longer the one described, or its only share has been taken.
             PoolFull: the ledger has no room for one more share until some are released and the server has looked.
         """
         offset, generation = ref.offset, ref.generation
@@ -247,15 +294,22 @@ class TempBuffers:
         cells[at + 1] = shares
         cells[at + 2] = slot
         cells[at + 3] = generation
-        cells[at] = HELD
-        now = self._generations[slot]
-        if now != generation:
+        table, row = self._table, slot * ROW
+        sole = table[row + SOLE_AT]
+        direct = sole == generation and shares == 1 and self.maps.writer is not None
+        cells[at] = SOLE if direct else HELD
+        now = table[row]
+        if now != generation or sole == generation ^ TAKEN_MARK:
             cells[at] = NONE
             self._free_held.append(at)
+            if now == generation:
+                raise StaleDescriptor(f"the only share of slot {slot} has been adopted before", "adopt once per use")
             raise StaleDescriptor(
                 f"slot {slot} has generation {now}, the descriptor {generation}",
                 "its producer or the server has taken it back",
             )
+        if direct:
+            table[row + SOLE_AT] = generation ^ TAKEN_MARK
         return Share(self, at, ref)
 
     def _held_entry(self) -> int:
@@ -279,7 +333,7 @@ class TempBuffers:
         free = (np.flatnonzero(entries[:, 0] == NONE) * CELLS + _HELD_BASE).tolist()
         self._given.clear()  # of these, what the server has seen is among the free ones
         if not free:
-            held = entries[entries[:, 0] == HELD]
+            held = entries[entries[:, 0] != RELEASED]
             raise PoolFull(
                 f"this process holds {len(held)} shares of {len(np.unique(held[:, 2]))} buffers and has just released "
                 f"{HELD_ENTRIES - len(held)}, of {HELD_ENTRIES} shares that one client may have",
@@ -288,18 +342,23 @@ class TempBuffers:
         self._free_held = free
         return self._free_held.pop()
 
-    def give(self, at: int, nbytes: int) -> None:
+    def give(self, at: int, ref: TensorRef) -> None:
         """Mark a share as released; any thread."""
         if self.dead:
             return
         cells = self._cells
+        if cells[at] == SOLE:
+            self._table[ref.offset // BLOCK * ROW + BACK_AT] = ref.generation
+            cells[at] = NONE
+            self._free_held.append(at)
+            return
         if cells[self._given_last] != RELEASED:  # the server has looked since
             self.pending = self.pending_bytes = 0
         self._given_last = at
         self._given.append(at)
         cells[at] = RELEASED
         self.pending += 1
-        self.pending_bytes += nbytes
+        self.pending_bytes += ref.nbytes
         if (self.pending >= BATCH or self.pending_bytes >= self._ring_bytes) and self.bell is not None:
             self.bell()
 
@@ -339,7 +398,7 @@ class TempBuffers:
 
     def holds(self, share: Share) -> bool:
         """Whether a share is held through this ledger, of a slot that still is the one described."""
-        return share.owner is self and self._generations[share.ref.offset // BLOCK] == share.ref.generation
+        return share.owner is self and self.generation_of(share.ref.offset // BLOCK) == share.ref.generation
 
     def forward(self, share: Share, consumers: int = 1) -> None:
         """Give further shares of a held buffer to `consumers` readers: no copy, no slot. They adopt the descriptor of
@@ -356,6 +415,9 @@ class TempBuffers:
         if not self.may_forward:
             raise PoolFull(f"{FORWARDS} forwards that the server has not seen", "flush")
         cells, ref = self._cells, share.ref
+        if cells[share.entry] == SOLE:  # it is no longer the only one, and the server has to count
+            cells[share.entry] = HELD
+            self._table[ref.offset // BLOCK * ROW + SOLE_AT] = (ref.generation - 1) & U32
         at = (FORWARDS_AT + self._forwards % FORWARDS) * CELLS
         cells[at] = share.entry // CELLS
         cells[at + 1] = consumers
@@ -364,7 +426,7 @@ class TempBuffers:
         cells[MADE] = self._forwards = (self._forwards + 1) & U32
 
     def generation_of(self, slot: int) -> int:
-        return self._generations[slot]
+        return self._table[slot * ROW]
 
 
 def _order(nbytes: int) -> int:

@@ -64,13 +64,20 @@ class TempClient:
         first use.
         bell: called, in any thread, when enough has been released to `ring`; by default it rings at once, if it is
         the client's thread that releases.
+        direct: only readers give slots back to this client without the server. For those who `take_events` as soon as
+        there are any: what has come back so is nobody else's until this client is asked for it.
     """
 
     def __init__(
-        self, client: MemoryManagerClient, populate: bool = False, bell: Callable[[], None] | None = None
+        self,
+        client: MemoryManagerClient,
+        populate: bool = False,
+        bell: Callable[[], None] | None = None,
+        direct: bool = False,
     ) -> None:
         self._client = client
         self._populate = populate
+        self._direct = direct
         self._bell = bell or self._ring_here
         self._thread = threading.get_ident()
         self._lock = threading.Lock()
@@ -82,10 +89,10 @@ class TempClient:
         client = self._client
         writer = None if client.read_only else client.arena("temp", write=True)
         ledger = client.arena("temp/ledger", write=True)
-        maps = Maps(writer, client.arena("temp"), client.arena("temp/generations"), ledger)
+        maps = Maps(writer, client.arena("temp"), client.arena("temp/slots", write=writer is not None), ledger)
         if self._populate:
             maps.populate()
-        return TempBuffers(maps, client.welcome.node, self._bell)
+        return TempBuffers(maps, client.welcome.node, self._bell, direct=self._direct)
 
     def _stale(self) -> None:
         self.buffers.dead = True
@@ -179,6 +186,7 @@ class TempClient:
         """Buffers published or forwarded to readers of whom none comes from now on: free once those who adopted them
         are done. Once per publication and forward. Waits for nothing; buffers that are free already are passed over.
         """
+        refs = self.buffers.give_up(refs)
         for at in range(0, len(refs), _PART):
             part = refs[at : at + _PART]
             slots = np.array([ref.offset // BLOCK for ref in part], np.uint32)

@@ -1,8 +1,8 @@
 """The server's half of the TempBuffer pool: leases, ledgers, orphans.
 
 Clients publish, adopt, forward and release by writing into their ledgers (`ledger.py`); the server reads a ledger when
-it is rung, when room is short, and when its client dies. It alone frees slots or leases them anew to their owners, and
-each time raises the slot's generation."""
+it is rung, when room is short, and when its client dies. It alone frees slots, and leases them anew to their owners but
+for those that an only reader gave back; whoever does it raises the slot's generation."""
 
 from __future__ import annotations
 
@@ -11,8 +11,22 @@ from collections.abc import Callable, Iterator, Sequence
 
 from omni_flow.data.buddy import MIN_BLOCK, Buddy, Extents
 from omni_flow.data.errors import BadArgument, BadToken, DataError, Holder, NeverFits, PoolFull
-from omni_flow.data.ledger import BLOCK, LEASED, MAX_FANOUT, NONE, OWNED, PUBLISHED, U32
-from omni_flow.data.temp_account import Cells, Slot, TempAccount
+from omni_flow.data.ledger import (
+    BACK_AT,
+    BLOCK,
+    CELLS,
+    LEASED,
+    MAX_FANOUT,
+    NONE,
+    OWNED,
+    PUBLISHED,
+    ROW,
+    SOLE,
+    SOLE_AT,
+    TAKEN_MARK,
+    U32,
+)
+from omni_flow.data.temp_account import Slot, TempAccount
 from omni_flow.data.waits import Waiter, WaitQueue
 
 Leased = list[tuple[int, int, int]]
@@ -33,17 +47,17 @@ class TempPool:
         large: bytes of the area behind it for what is larger than the largest block.
         client_bytes: bound for one client; 0: none.
         orphan_s: patience with unadopted shares of a dead producer.
-        generations: the shared table, one cell per 4 KiB of the arena.
+        table: the shared table of slots, `ROW` cells per 4 KiB of the arena.
 
     `pressure()` is called when there is no room, for all clients to give back what they don't use.
     """
 
-    def __init__(self, size: int, large: int, client_bytes: int, orphan_s: float, generations: Cells) -> None:
+    def __init__(self, size: int, large: int, client_bytes: int, orphan_s: float, table: memoryview) -> None:
         self.blocks = Buddy(size)
         self.extents = Extents(self.blocks.size, large)
         self.client_bytes = client_bytes
         self.orphan_s = orphan_s
-        self.generations = generations
+        self._table = table
         self.slots: dict[int, Slot] = {}
         self.accounts: dict[int, TempAccount] = {}
         self.waits = WaitQueue()
@@ -79,7 +93,7 @@ class TempPool:
 
     def published(self) -> int:
         """Slots that have been published and are not free again."""
-        return sum(self._shares(slot) >= 0 for slot in self.slots.values()) + len(self.closing)
+        return sum(self._shares(slot) > 0 for slot in self.slots.values()) + len(self.closing)
 
     def free_bytes(self) -> int:
         return self.blocks.free_bytes + self.extents.free_bytes
@@ -177,7 +191,7 @@ class TempPool:
                 break
             number = at // BLOCK
             entry = account.free_entries.pop()
-            slot = Slot(number, size, order, account.session, entry, int(self.generations[number]))
+            slot = Slot(number, size, order, account.session, entry, self._table[number * ROW])
             self.slots[number] = account.owned[entry] = slot
             ledger[entry] = (LEASED, 0, number, slot.generation)
             account.bytes += size
@@ -208,11 +222,18 @@ class TempPool:
         """The slot is free, its descriptors are stale."""
         del self.slots[slot.number]
         self.orphans.pop(slot.number, None)
-        self.generations[slot.number] = (slot.generation + 1) & U32
+        self._raise(slot)
         owner = self.accounts.get(slot.owner)
         if owner is not None:
             owner.disown(slot)
         self._recycle(slot)
+
+    def _raise(self, slot: Slot) -> int:
+        """The next generation of a slot: descriptors of the present one are stale. Its owner may have been further than
+        we saw."""
+        at = slot.number * ROW
+        generation = self._table[at] = (self._table[at] + 1) & U32
+        return generation
 
     def _renew(self, slot: Slot) -> bool:
         """All shares are back: lease the slot to its owner anew, if it may keep it. It is what the owner will most
@@ -228,9 +249,7 @@ class TempPool:
             return False
         if not owner.has_room_to_keep(slot.size, self.capacity() // 8):
             return False
-        slot.generation = (slot.generation + 1) & U32
-        slot.left, slot.own, slot.forwards = -1, 0, None
-        self.generations[slot.number] = slot.generation
+        slot.begin(self._raise(slot))
         owner.keep(slot)
         self.counters["renewed"] += 1
         return True
@@ -245,21 +264,29 @@ class TempPool:
     # -- shares -------------------------------------------------------------------------------------------------
 
     def _shares(self, slot: Slot) -> int:
-        """Shares not yet back, -1 if the slot has not been published."""
-        if slot.left < 0:
-            owner = self.accounts.get(slot.owner)
-            if owner is None or owner.ledger is None:
-                return -1
-            state, fanout = (int(x) for x in owner.ledger[slot.entry, :2])
-            if state != PUBLISHED or not 1 <= fanout <= MAX_FANOUT:
-                return -1
-            slot.left = slot.own = fanout
-        return slot.left
+        """Shares not yet back, -1 if the slot has not been published; 0 if its only reader has given it back and the
+        owner has not looked yet."""
+        owner = self.accounts.get(slot.owner)
+        if owner is not None and owner.ledger is not None:
+            at, cells = slot.entry * CELLS, owner.cells
+            if cells[at + 3] != slot.generation:  # the owner has leased it anew by itself
+                slot.begin(cells[at + 3])
+            if slot.left < 0 and cells[at] == PUBLISHED and 1 <= cells[at + 1] <= MAX_FANOUT:
+                slot.left = slot.own = cells[at + 1]
+        return 0 if slot.left > 0 and self._returned(slot) else slot.left
+
+    def _sole(self, slot: Slot) -> bool:
+        """Whether the slot is out to an only reader, who gives it back directly."""
+        return self._table[slot.number * ROW + SOLE_AT] in (slot.generation, slot.generation ^ TAKEN_MARK)
+
+    def _returned(self, slot: Slot) -> bool:
+        """Whether the only reader has given it back."""
+        return self._table[slot.number * ROW + BACK_AT] == slot.generation and self._sole(slot)
 
     def _back(self, number: int, generation: int, shares: int) -> Slot | None:
         """Shares of a slot come back; nonsense is counted and ignored. Returns the slot if they were the last."""
         slot = self.slots.get(number)
-        if slot is None or slot.generation != generation or self._shares(slot) < 0 or not 1 <= shares <= slot.left:
+        if slot is None or not 1 <= shares <= self._shares(slot) or slot.generation != generation:
             self.counters["bad_releases"] += 1
             return None
         slot.left -= shares
@@ -296,12 +323,25 @@ class TempPool:
         ended: list[Slot] = []
         for held, at, entries in found:
             held[at, 0] = NONE
-            for _, shares, number, generation in entries:
+            for state, shares, number, generation in entries:
+                if state == SOLE and self._give_back_for(number, generation):
+                    continue
                 if slot := self._back(number, generation, shares):
                     ended.append(slot)
         self._end(ended)
         self.counters["harvests"] += len(found)
         return sum(len(entries) for _, _, entries in found)
+
+    def _give_back_for(self, number: int, generation: int) -> bool:
+        """Give a slot back to its owner for its only reader, who is dead. False if others hold it too."""
+        slot = self.slots.get(number)
+        if slot is None or self._shares(slot) < 0 or slot.generation != generation:
+            return True  # it has been given back before, and the owner has leased it anew
+        if not self._sole(slot):
+            return False
+        if not any((number, generation) in account.sole() for account in self.accounts.values()):
+            self._table[number * ROW + BACK_AT] = generation
+        return True
 
     def harvest_all(self) -> None:
         self.harvest(list(self.accounts.values()))
@@ -311,7 +351,7 @@ class TempPool:
         for forward in account.forwards():
             shares, number, generation = forward or (0, 0, 0)
             slot = self.slots.get(number)
-            if slot is None or slot.generation != generation or not 1 <= shares <= MAX_FANOUT or self._shares(slot) < 0:
+            if slot is None or not 1 <= shares <= MAX_FANOUT or self._shares(slot) < 1 or slot.generation != generation:
                 self.counters["bad_forwards"] += 1
                 continue
             slot.left += shares
@@ -345,8 +385,8 @@ class TempPool:
         if (
             slot is None
             or slot.owner != account.session
-            or slot.generation != generation
             or not 1 <= shares <= min(self._shares(slot), slot.own)
+            or slot.generation != generation
         ):
             raise BadToken(f"session {account.session} retracts {shares} shares of slot {number} it has not published")
         self.counters["retracted"] += shares
@@ -362,13 +402,16 @@ class TempPool:
         self._take_forwards(account)
         for number, generation in slots:
             slot = self.slots.get(number)
+            shares = -1 if slot is None else self._shares(slot)
             if slot is None or slot.generation != generation:
                 continue
             if slot.forwards is not None and account.session in slot.forwards:
                 slot.forwards[account.session] -= 1
                 if not slot.forwards[account.session]:
                     del slot.forwards[account.session]
-            elif slot.owner == account.session and self._shares(slot) >= 0:
+            elif slot.owner == account.session and not shares:
+                self._free(slot)
+            elif slot.owner == account.session and shares > 0:
                 slot.settled = True
                 self._orphan(slot, now)
                 self.counters["settled"] += 1
@@ -402,7 +445,7 @@ class TempPool:
             if self.slots.get(slot.number) is not slot:
                 continue
             forwarded = slot.forwards is not None and slot.forwards.pop(session, 0) > 0
-            if slot.owner == session and self._shares(slot) < 0:
+            if slot.owner == session and self._shares(slot) <= 0:
                 self._free(slot)
             elif slot.owner == session or (forwarded and not slot.owner):
                 self._orphan(slot, now + self.orphan_s)
@@ -449,7 +492,9 @@ class TempPool:
 
         An adopter first writes its ledger and then checks the generation, and here the generation is raised first
         and the ledgers are read in a later round: so either it sees the new generation or we see its entry."""
-        if not self.closing and (first := self._first_due()) > now:
+        for slot in [slot for slot in self.orphans.values() if self._returned(slot)]:
+            self._free(slot)
+        if not self.closing and (first := self._first_due(now)) > now:
             return min(first, now + self.orphan_s)
         self.harvest_all()
         due = [slot for slot in self.orphans.values() if slot.adopt_until <= now and not slot.forwards]
@@ -466,14 +511,22 @@ class TempPool:
                 slot.adopt_until = now + (SETTLED_S if slot.settled else self.orphan_s)
                 continue
             del self.orphans[slot.number], self.slots[slot.number]
-            self.generations[slot.number] = (slot.generation + 1) & U32
+            self._raise(slot)
             self.closing.append(slot)
         self.pump()
-        return min(now + (_RECHECK_S if self.closing else self.orphan_s), self._first_due())
+        return min(now + (_RECHECK_S if self.closing else self.orphan_s), self._first_due(now))
 
-    def _first_due(self) -> float:
-        """When the first orphan is to be looked at; those forwarded in requests that go on wait for their settling."""
-        return min((slot.adopt_until for slot in self.orphans.values() if not slot.forwards), default=float("inf"))
+    def _first_due(self, now: float) -> float:
+        """When the first orphan is to be looked at; those forwarded in requests that go on wait for their settling, and
+        an only reader says nothing when it is done."""
+        return min(
+            (
+                min(slot.adopt_until, now + SETTLED_S) if self._sole(slot) else slot.adopt_until
+                for slot in self.orphans.values()
+                if not slot.forwards
+            ),
+            default=float("inf"),
+        )
 
     def check_integrity(self) -> list[str]:
         """Violated invariants, empty when sound."""
@@ -490,6 +543,8 @@ class TempPool:
         if owned + len(self.orphans) != len(self.slots):
             faults.append(f"{len(self.slots)} slots, {owned} owned, {len(self.orphans)} orphans")
         for slot in self.slots.values():
-            if int(self.generations[slot.number]) != slot.generation:
+            self._shares(slot)
+            ahead = (self._table[slot.number * ROW] - slot.generation) & U32
+            if ahead > 1 or (ahead and not slot.owner):  # one ahead: its owner is between two steps
                 faults.append(f"slot {slot.number} has the wrong generation")
         return faults

@@ -11,7 +11,7 @@ import numpy as np
 from omni_flow.data.arena import Arena
 from omni_flow.data.errors import DataError, Refused
 from omni_flow.data.kv_service import deadline_of
-from omni_flow.data.ledger import BLOCK, CELLS, LEDGER_BYTES
+from omni_flow.data.ledger import BLOCK, CELLS, LEDGER_BYTES, ROW
 from omni_flow.data.messages import TempLease, TempLeased, TempRetract
 from omni_flow.data.protocol import Message, Op
 from omni_flow.data.session import BaseService, Handler, Session
@@ -29,12 +29,14 @@ class TempService(BaseService):
     """
 
     def __init__(self, size: int, large: int, client_bytes: int, orphan_s: float) -> None:
-        cells = (size + large) // BLOCK + 1
-        self.table = Arena.create("temp-generations", cells * 4, huge=False)
-        generations = self.table.numpy(0, (cells,), np.uint32)
-        generations[:] = secrets.randbits(32)  # so that descriptors of an earlier manager are good for nothing here
+        rows = (size + large) // BLOCK + 1
+        self.table = Arena.create("temp-slots", rows * ROW * 4, huge=False)
+        table = self.table.numpy(0, (rows * ROW,), np.uint32)
+        first = secrets.randbits(32)  # so that descriptors of an earlier manager are good for nothing here
+        table[:] = first - 1 & 0xFFFFFFFF
+        table[::ROW] = first
         self._sessions: dict[int, Session] = {}
-        self.pool = TempPool(size, large, client_bytes, orphan_s, generations)
+        self.pool = TempPool(size, large, client_bytes, orphan_s, table.data)
         self.pool.pressure = self._pressure
 
     @property
@@ -67,8 +69,8 @@ class TempService(BaseService):
         self.pool.accounts[session.id].map(arena.numpy(0, (LEDGER_BYTES // (4 * CELLS), CELLS), np.uint32))
         return arena
 
-    def generations(self, _session: Session, _name: str) -> Arena:
-        """The table of generations."""
+    def slots(self, _session: Session, _name: str) -> Arena:
+        """The table of slots."""
         return self.table
 
     def closed(self, session: Session) -> Iterator[None]:

@@ -82,7 +82,7 @@ class ArenaTensors:
         errands = Errands(self._lose)
         try:
             client = MemoryManagerClient(self._address, name=self._name)
-            temp = TempClient(client, bell=errands.ring_soon)
+            temp = TempClient(client, bell=errands.ring_soon, direct=True)
         except DataError as error:
             self._retry_at = time.monotonic() + RETRY_S
             log.info("arrays travel in messages for now: %s", error)

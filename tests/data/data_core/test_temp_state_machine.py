@@ -22,6 +22,8 @@ from .conftest import Manager
 from .test_state_machine import close_shared, with_settings
 
 CLIENTS = 3
+DIRECT = (True, True, False)
+"""Which clients have their slots given back directly by only readers."""
 DEAD = -1
 
 
@@ -62,7 +64,7 @@ class Buffers(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.clients = [self.shared().client(name=str(i)) for i in range(CLIENTS)]
-        self.temps = [TempClient(client) for client in self.clients]
+        self.temps = [TempClient(client, direct=direct) for client, direct in zip(self.clients, DIRECT, strict=True)]
         self.known: list[Known] = []
         self.stamp = 0
 
@@ -127,7 +129,7 @@ class Buffers(RuleBasedStateMachine):
                 known.expected[DEAD] = known.expected.get(DEAD, 0) + known.expected.pop(who, 0)
         self.shared().settle()
         self.clients[who] = self.shared().client(name=str(who))
-        self.temps[who] = TempClient(self.clients[who])
+        self.temps[who] = TempClient(self.clients[who], direct=DIRECT[who])
 
     @invariant()
     def live_buffers_keep_their_bytes_and_the_books_are_right(self) -> None:
