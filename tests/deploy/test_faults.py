@@ -175,10 +175,10 @@ def test_a_batch_that_somebody_still_waits_for_may_take_its_time() -> None:
 def test_async_role_code_that_blocks_its_loop_is_found_and_named() -> None:
     async def body() -> None:
         events = Events()
-        async with bare(one(Hangs, "on_loop"), events, stall_s=0.5) as app:
+        async with bare(one(Hangs, "on_loop"), events, stall_s=2.0) as app:
             failed = await outcome_of(await app.submit(x="hang"))
             assert isinstance(failed, RequestFailed)
-            assert "its event loop did not turn for 0.5 s: `async` role code blocks at" in str(failed)
+            assert "its event loop did not turn for 2 s: `async` role code blocks at" in str(failed)
             assert "roles.py:" in str(failed)
             await events.until("r/0@1 is up")
             assert await outcome_of(await app.submit(x="a")) == {"y": "a"}
@@ -189,7 +189,7 @@ def test_async_role_code_that_blocks_its_loop_is_found_and_named() -> None:
 def test_role_code_that_keeps_the_interpreters_lock_is_ended_too(capfd: pytest.CaptureFixture[str]) -> None:
     async def body() -> None:
         events = Events()
-        async with bare(one(Hangs, "with_the_lock"), events, stall_s=0.4) as app:
+        async with bare(one(Hangs, "with_the_lock"), events, stall_s=2.0) as app:
             failed = await outcome_of(await app.submit(x="hang"))
             assert isinstance(failed, RequestFailed)
             assert "its process ended with status 1" in str(failed)

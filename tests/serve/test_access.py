@@ -93,11 +93,11 @@ def test_a_bucket_lets_a_burst_through_and_then_its_rate() -> None:
 
 
 def test_too_many_requests_are_told_when_to_come_again() -> None:
-    with hosted(kitchen(), settings=Settings(rate_per_s=0.5, burst=2)) as host, host.client() as http:
+    with hosted(kitchen(), settings=Settings(rate_per_s=0.01, burst=2)) as host, host.client() as http:
         assert [http.post(URL, json=BODY).status_code for _ in range(3)] == [200, 200, 429]
         answer = http.post(URL, json=BODY)
         assert answer.json()["error"]["type"] == "rate_limit_error"
-        assert 1 <= int(answer.headers["retry-after"]) <= 2
+        assert 1 <= int(answer.headers["retry-after"]) <= 100
         with pytest.raises(openai.RateLimitError):
             host.openai().chat.completions.create(model="kitchen", messages=[{"role": "user", "content": "a"}])
 
@@ -162,7 +162,7 @@ def test_a_body_that_is_too_large_is_refused_said_or_not() -> None:
     ],
 )
 def test_a_client_that_dawdles_is_cut_off(sent: bytes) -> None:
-    with hosted(kitchen(), settings=Settings(header_s=0.2, body_s=0.2)) as host:
+    with hosted(kitchen(), settings=Settings(header_s=1.0, body_s=1.0)) as host:
         with socket.create_connection(("127.0.0.1", int(host.url.rpartition(":")[2])), WAIT_S) as slow:
             slow.sendall(sent)
             with contextlib.suppress(ConnectionResetError):

@@ -38,7 +38,7 @@ class ClusterNode:
         self.name = name
         pool = PoolSpec(name=POOL, page_bytes=page_bytes, l1_pages=64, l2_pages=64)
         self.server = ServerConfig(path=str(directory / "manager.sock"), pools=(pool,), huge=False)
-        self.options = dict(manager=self.server.path, name=name, peers=peers, beat_s=0.05, silent_s=1.0, **options)
+        self.options = dict(manager=self.server.path, name=name, peers=peers, beat_s=0.05, silent_s=3.0, **options)
         self.manager = start(self.server)
         self.client = MemoryManagerClient(self.server.path, name=f"test {name}")
         self.transfer = TransferClient(self.client)
