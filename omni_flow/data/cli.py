@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -23,6 +23,7 @@ from omni_flow.data.device_memory import Sharing
 from omni_flow.data.errors import BadArgument, DataError
 from omni_flow.data.launch import default_services, load_config
 from omni_flow.data.logs import log_to_stderr
+from omni_flow.data.overview_tables import tables
 from omni_flow.data.policy import PolicyError
 from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.server import serve
@@ -30,6 +31,8 @@ from omni_flow.data.server_config import ServerConfig
 from omni_flow.data.ssd import BadSsdConfig, SsdConfig
 from omni_flow.data.temp_client import TempClient
 from omni_flow.data.transfer.node_config import NodeConfig
+from omni_flow.data.weights.client import WeightClient
+from omni_flow.data.weights.names import Family
 
 memory_app = typer.Typer(
     help="The memory manager of this node: KV pages, temporary tensors, weights.", no_args_is_help=True
@@ -191,17 +194,36 @@ def serve_command(
 
 
 @memory_app.command()
-def inspect(address: Address = "", as_json: AsJson = False) -> None:
-    """Who is connected and what each holds. Names of pages are never shown."""
+def inspect(
+    address: Address = "",
+    as_json: AsJson = False,
+    tensors: Annotated[bool, typer.Option("--tensors", help="Name each tensor of the weights, too.")] = False,
+) -> None:
+    """Who is connected and what each holds; pages, TempBuffers, weights, jobs under way. Names and content of pages are
+    never shown."""
     with _connect(address or default_path()) as client:
-        rows = client.inspect()
+        seen: dict[str, Any] = {"sessions": client.inspect(), **client.overview()}
+        if tensors:
+            versions = {(row["model"], row["revision"], row["version"]) for row in seen["weights"]}
+            seen["tensors"] = [
+                {
+                    "tensor": entry.spec.name.path,
+                    "shard": f"{entry.spec.name.shard_index}/{entry.spec.name.shard_count}",
+                    "dtype": entry.spec.name.dtype,
+                    "shape": list(entry.spec.shape),
+                    "bytes": entry.spec.nbytes,
+                    "model": model,
+                    "version": version,
+                    "device": entry.device,
+                }
+                for model, revision, version in sorted(versions)
+                for entry in WeightClient(client).manifest(Family(model, revision), version)
+            ]
     if as_json:
-        print(json.dumps(rows))
+        print(json.dumps(seen))
         return
-    table = Table("session", "pid", "name", "role", "held (reserved, pinned)")
-    for row in rows:
-        table.add_row(str(row["session"]), str(row["pid"]), row["name"], row["role"], json.dumps(row["held"]))
-    Console().print(table)
+    for table in tables(seen):
+        Console().print(table)
 
 
 def _top_table(now: dict[str, int | float], before: dict[str, int | float], seconds: float) -> Table:

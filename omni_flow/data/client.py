@@ -20,7 +20,7 @@ from omni_flow.data.handshake import naming_vector
 from omni_flow.data.hostid import host_id
 from omni_flow.data.kv_client import KvCalls
 from omni_flow.data.link import Link, UnixLink, ask_descriptor, close_fds, descriptor_of, failure_of, open_link
-from omni_flow.data.messages import ArenaInfo, ArenaRef, Hello, Tree, Welcome
+from omni_flow.data.messages import ArenaInfo, ArenaRef, Hello, SessionsAfter, Tree, Welcome
 from omni_flow.data.protocol import ERROR, EVENT, REPLY, Column, Message, Op, encode
 
 
@@ -267,8 +267,15 @@ class MemoryManagerClient(KvCalls):
         return data
 
     def inspect(self) -> list[dict[str, Any]]:
-        """Who is connected and what they hold."""
-        data: list[dict[str, Any]] = self.call(Op.INSPECT).body(Tree).data
+        """Who is connected and what each holds."""
+        rows: list[dict[str, Any]] = []
+        while page := self.call(Op.INSPECT, SessionsAfter(rows[-1]["session"] if rows else 0)).body(Tree).data:
+            rows += page
+        return rows
+
+    def overview(self) -> dict[str, Any]:
+        """What there is of pages, TempBuffers, weights and jobs, and whose it is."""
+        data: dict[str, Any] = self.call(Op.OVERVIEW).body(Tree).data
         return data
 
     def check(self) -> list[str]:

@@ -6,7 +6,7 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from omni_flow.data.errors import DataError, JobFailed, NoMover
 from omni_flow.data.jobs import BATCH, Done, PoolJobs, Work
 from omni_flow.data.kv_service import KvService
-from omni_flow.data.messages import L1, L2, L3
+from omni_flow.data.messages import L1, L2, L3, TIER_NAMES
 from omni_flow.data.protocol import Message
 from omni_flow.data.session import Session
 
@@ -85,6 +85,23 @@ class Fetches:
             self._pools[fetch.pool].touch(fetch.keys, fetch.tier if fetch.kind == "fetch" else L2)
         self.fetches.append(fetch)
         self._advance(fetch, now)
+
+    def overview(self, now: float) -> list[dict[str, Any]]:
+        """What was asked for and has not ended, for people."""
+        return [
+            {
+                "session": fetch.session.id,
+                "kind": fetch.kind if fetch.message is not None else "prefetch",
+                "pool": fetch.pool,
+                "to": fetch.peer if fetch.kind == "push" else TIER_NAMES[fetch.tier],
+                "pages": len(fetch.keys),
+                "arrived": int(np.count_nonzero(fetch.state == ARRIVED)),
+                "moving": int(np.count_nonzero(fetch.state == MOVING)),
+                "seconds_left": round(fetch.deadline - now, 3),
+            }
+            for fetch in self.fetches
+            if not fetch.over
+        ]
 
     def cancel(self, session: Session, request: int) -> None:
         """Answer a request of this session early; jobs under way finish by themselves."""

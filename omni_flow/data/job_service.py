@@ -6,7 +6,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ DEADLINE_S: Final = 30.0
 GRACE_S: Final = 10.0
 KINDS: Final = ("copy", "cuda-copy", "store", "load", "pull", "push")
 _SLICE_ROWS: Final = 4096
+_SHOWN: Final = 100
 
 
 class JobService(BaseService):
@@ -286,6 +287,32 @@ class JobService(BaseService):
             numbers[f"pool_jobs_orphaned/{name}"] = len(jobs.orphaned)
             numbers[f"pool_l3_on/{name}"] = int(jobs.l3_on)
         return numbers
+
+    def held(self, session: Session) -> dict[str, Any]:
+        """`jobs`: of a mover, how many it executes."""
+        return {"jobs": self._load[session.id]} if session.id in self._load else {}
+
+    def overview(self) -> dict[str, Any]:
+        """`jobs`: those under way, those of lost movers that still hold memory, and what was asked for."""
+        now = time.monotonic()
+        rows = [
+            {
+                "job": work.id,
+                "kind": work.kind,
+                "pool": work.pool,
+                "pages": len(work.keys),
+                "from": TIER_NAMES.get(work.src, ""),
+                "to": TIER_NAMES.get(work.dst, ""),
+                "peer": work.peer,
+                "mover": work.mover,
+                "lost": lost,
+                "seconds_left": round(work.deadline - now, 3),
+            }
+            for jobs in self.jobs.values()
+            for lost, works in ((False, jobs.running), (True, jobs.orphaned))
+            for work in works.values()
+        ]
+        return {"jobs": rows[:_SHOWN], "fetches": self._fetches.overview(now)[:_SHOWN]}
 
     def check(self) -> list[str]:
         return [f"pool {name}: {fault}" for name, jobs in self.jobs.items() for fault in jobs.check_integrity()]

@@ -6,6 +6,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,7 @@ from omni_flow.data.messages import (
     Reserved,
     Unpin,
 )
+from omni_flow.data.page_table import RESERVED
 from omni_flow.data.policy import KeepHints
 from omni_flow.data.pool_pins import Pinned
 from omni_flow.data.pool_spec import PoolSpec
@@ -92,12 +94,7 @@ class KvService(BaseService):
             if quota < 0:
                 raise BadArgument(f"quota of {quota} pages", "give a positive number")
             pool.open(session.id, session.pid, session.name or session.role, quota)
-        session.state["held"] = lambda: self._held(session.id)
         session.state["freed"] = {}
-
-    def _held(self, session: int) -> dict[str, list[int]]:
-        held = {name: pool.accounts.get(session) for name, pool in self.pools.items()}
-        return {name: [sum(a.reserved.values()), a.pinned] for name, a in held.items() if a is not None}
 
     def closed(self, session: Session) -> Iterator[None]:
         freed = session.state.setdefault("freed", {})
@@ -289,6 +286,31 @@ class KvService(BaseService):
             numbers[f"pool_reservations/{name}"] = sum(len(a.tokens) for a in pool.accounts.values())
             numbers[f"pool_metadata_bytes/{name}"] = pool.nbytes
         return numbers
+
+    def held(self, session: Session) -> dict[str, Any]:
+        """`held`: by pool, pages reserved and pinned."""
+        held = {name: pool.accounts.get(session.id) for name, pool in self.pools.items()}
+        return {"held": {name: [sum(a.reserved.values()), a.pinned] for name, a in held.items() if a is not None}}
+
+    def overview(self) -> dict[str, Any]:
+        """`pools`: slots of each tier and what they are."""
+        return {
+            "pools": [
+                {
+                    "pool": name,
+                    "tier": tier.name,
+                    "slots": tier.capacity,
+                    "free": tier.free.count,
+                    "reserved": int(np.count_nonzero(tier.state == RESERVED)),
+                    "pinned": tier.pinned,
+                    "quarantined": pool.in_quarantine(tier.bit),
+                    "waiting": pool.waiting(tier.bit),
+                }
+                for name, pool in self.pools.items()
+                for tier in (pool.table.l1, pool.table.l2)
+                if tier.capacity
+            ]
+        }
 
     def check(self) -> list[str]:
         return [f"pool {name}: {fault}" for name, pool in self.pools.items() for fault in pool.check_integrity()]

@@ -250,7 +250,13 @@ class TierState(msgspec.Struct, array_like=True):
     reason: str = ""
 
 
+class SessionsAfter(msgspec.Struct, array_like=True):
+    """Who is connected: the sessions with a number larger than this one, as many as a message takes."""
+
+    session: int = 0
+
+
 class Tree(msgspec.Struct, array_like=True):
-    """A plain tree of numbers and names, for `STATS`, `INSPECT` and `CHECK`."""
+    """A plain tree of numbers and names, for `STATS`, `INSPECT`, `OVERVIEW` and `CHECK`."""
 
     data: Any

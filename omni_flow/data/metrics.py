@@ -19,7 +19,7 @@ from omni_flow.data.errors import DataError
 
 GAUGES: Final = (
     "slots", "free", "pinned", "waiting", "pages", "objects", "leases", "reservations", "bytes", "running", "on",
-    "sessions", "_s", "_at", "orphans", "movers", "largest_free", "prefetches",
+    "sessions", "_s", "_at", "orphans", "movers", "largest_free", "prefetches", "quarantined",
 )  # fmt: skip
 
 

@@ -85,6 +85,7 @@ class Op:
     STATS: Final = 0x70
     INSPECT: Final = 0x71
     CHECK: Final = 0x72
+    OVERVIEW: Final = 0x73
 
 
 OP_NAMES: Final[dict[int, str]] = {number: name.lower() for name, number in vars(Op).items() if isinstance(number, int)}

@@ -29,7 +29,8 @@ from omni_flow.data.errors import (
 )
 from omni_flow.data.handshake import naming_vector
 from omni_flow.data.hostid import host_id
-from omni_flow.data.messages import ArenaRef, Hello, PoolInfo, Tree, Welcome
+from omni_flow.data.inspection import Inspection
+from omni_flow.data.messages import ArenaRef, Hello, PoolInfo, Welcome
 from omni_flow.data.protocol import Message, Op, decode, peek
 from omni_flow.data.served_arenas import ServedArenas
 from omni_flow.data.server_config import ServerConfig
@@ -86,9 +87,7 @@ class Server:
             Op.PING: self._ping,
             Op.KEEPALIVE: self._keepalive,
             Op.GOODBYE: self._goodbye,
-            Op.STATS: self._stats,
-            Op.INSPECT: self._inspect,
-            Op.CHECK: self._check,
+            **Inspection(self).ops,
         }
         for service in self.services:
             self.handlers.update(service.ops)
@@ -354,47 +353,6 @@ class Server:
     def _goodbye(self, session: Session, message: Message) -> None:
         session.reply(message)
         session.wire.shut()
-
-    # -- seeing it ----------------------------------------------------------------------------------------------
-
-    def stats(self) -> dict[str, int | float]:
-        """Plain numbers of the server and all services."""
-        numbers: dict[str, int | float] = dict(self.counters)
-        numbers["foreign"] = self.front.foreign
-        numbers["sessions"] = len(self.sessions)
-        numbers["reclaims_running"] = len(self.reclaims)
-        numbers["reclaim_last_s"] = self.reclaim_last_s
-        numbers["reclaim_seen_at"] = self.reclaim_seen_at
-        numbers["reclaim_slice_worst_s"] = self.reclaim_worst_s
-        numbers.update(self.arenas.stats())
-        for service in self.services:
-            numbers.update(service.stats())
-        return numbers
-
-    def _stats(self, session: Session, message: Message) -> None:
-        session.reply(message, Tree(self.stats()))
-
-    def _inspect(self, session: Session, message: Message) -> None:
-        """Who is connected. Names of pages are never listed."""
-        rows = [
-            {
-                "session": s.id,
-                "pid": s.pid,
-                "uid": s.uid,
-                "name": s.name,
-                "role": s.role,
-                "held": dict(s.state.get("held", dict)()) if callable(s.state.get("held")) else {},
-            }
-            for s in list(self.sessions.values())[:500]
-            if s.ready
-        ]
-        session.reply(message, Tree(rows))
-
-    def _check(self, session: Session, message: Message) -> None:
-        faults: list[str] = []
-        for service in self.services:
-            faults.extend(service.check())
-        session.reply(message, Tree(faults[:100]))
 
 
 def serve(

@@ -116,6 +116,12 @@ class Service(Protocol):
     def stats(self) -> dict[str, int | float]:
         """Plain numbers."""
 
+    def held(self, session: Session) -> dict[str, Any]:
+        """What a session holds, for people: by a name of the service's own."""
+
+    def overview(self) -> dict[str, Any]:
+        """What there is and whose it is, for people: by a name of the service's own."""
+
     def check(self) -> list[str]:
         """Violated invariants."""
 
@@ -137,6 +143,12 @@ class BaseService:
         return None
 
     def stats(self) -> dict[str, int | float]:
+        return {}
+
+    def held(self, session: Session) -> dict[str, Any]:
+        return {}
+
+    def overview(self) -> dict[str, Any]:
         return {}
 
     def check(self) -> list[str]:

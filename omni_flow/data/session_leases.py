@@ -102,6 +102,11 @@ class SessionLeases:
         """The leases of a session."""
         return (self._leases[session, chain] for chain in self._chains.get(session, ()))
 
+    def held_by(self, holder: int) -> tuple[int, int]:
+        """How many leases a connection has renewed, and how many pages they keep."""
+        names = self._held.get(holder, ())
+        return len(names), sum(self._leases[name].kept for name in names)
+
     def renew(
         self, holder: int, session: str, chain: bytes, keys: list[Key], tokens: int, now: float, ttl: float
     ) -> Change:

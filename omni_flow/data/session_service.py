@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -140,6 +140,12 @@ class SessionService(BaseService):
             numbers[f"pool_session_kept_pages/{name}"] = leases.kept
             numbers[f"pool_session_dropped/{name}"] = self._dropped[name]
         return numbers
+
+    def held(self, session: Session) -> dict[str, Any]:
+        """`kept`: by pool, leases of sessions between turns that this connection renewed, and the pages they keep."""
+        found = {name: leases.held_by(session.id) for name, leases in self.leases.items()}
+        kept = {name: [number, pages] for name, (number, pages) in found.items() if number}
+        return {"kept": kept} if kept else {}
 
     def check(self) -> list[str]:
         return [f"pool {name}: {fault}" for name, leases in self.leases.items() for fault in leases.check()]

@@ -91,6 +91,10 @@ class TempPool:
     def capacity(self) -> int:
         return self.blocks.size + self.extents.size
 
+    def is_published(self, slot: Slot) -> bool:
+        """Whether a slot that is not free has been published."""
+        return self._shares(slot) >= 0
+
     def published(self) -> int:
         """Slots that have been published and are not free again."""
         return sum(self._shares(slot) > 0 for slot in self.slots.values()) + len(self.closing)

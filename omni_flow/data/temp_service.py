@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from omni_flow.data.messages import TempLease, TempLeased, TempRetract
 from omni_flow.data.protocol import Message, Op
 from omni_flow.data.session import BaseService, Handler, Session
 from omni_flow.data.temp_account import TempAccount
+from omni_flow.data.temp_overview import held, overview
 from omni_flow.data.temp_pool import Leased, TempPool
 
 
@@ -150,6 +152,14 @@ class TempService(BaseService):
         numbers["temp_orphans"] = len(pool.orphans) + len(pool.closing)
         numbers["temp_waiting"] = len(pool.waits) + sum(len(a.own_wait) for a in pool.accounts.values())
         return numbers
+
+    def held(self, session: Session) -> dict[str, Any]:
+        """`temp`: of a session that uses TempBuffers."""
+        return {"temp": held(self.pool.accounts[session.id])} if session.id in self._sessions else {}
+
+    def overview(self) -> dict[str, Any]:
+        """`temp`: slots by size, and those without an owner."""
+        return {"temp": overview(self.pool)}
 
     def check(self) -> list[str]:
         return [f"temp: {fault}" for fault in self.pool.check_integrity()]

@@ -12,7 +12,7 @@ the old; `switch` makes it current in one step, and only when it has every tenso
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NewType
+from typing import Any, NewType
 
 from omni_flow.data.errors import BadArgument, BadToken, UnknownName
 from omni_flow.data.weights.names import Family, ManifestEntry, TensorSpec, WeightKey, aligned
@@ -246,6 +246,38 @@ class Catalog:
             "weight_bytes": sum(segment.nbytes for segment in self._segments.values()),
             "weight_device_bytes": sum(segment.nbytes for segment in self._segments.values() if segment.device >= 0),
         }
+
+    def held_by(self, session: SessionId) -> tuple[int, int]:
+        """Segments that a session holds or loads, and their bytes."""
+        held = [segment.nbytes for segment in self._segments.values() if segment.holders[session]]
+        held += [grant.nbytes for grant in self._grants.values() if grant.session == session]
+        return len(held), sum(held)
+
+    def overview(self) -> list[dict[str, Any]]:
+        """What there is of each version of a family on each device, for people: tensors and bytes, sealed and being
+        loaded, and how many sessions hold some; segments that nobody holds are `idle`."""
+        rows: dict[tuple[Family, int, int], dict[str, Any]] = {}
+        holders: dict[tuple[Family, int, int], set[SessionId]] = {}
+
+        def row(family: Family, version: int, device: int) -> dict[str, Any]:
+            fresh = {"tensors": 0, "bytes": 0, "loading": 0, "segments": 0, "idle": 0, "held_by": 0}
+            name = {"model": family.model, "revision": family.revision, "version": version, "device": device}
+            current = {"current": version == self.current(family)}
+            return rows.setdefault((family, version, device), name | current | fresh)
+
+        for segment in self._segments.values():
+            entry = self._sealed[segment.keys[0]]
+            at = entry.spec.name.family, entry.version, segment.device
+            found = row(*at)
+            found["tensors"] += len(segment.keys)
+            found["bytes"] += segment.nbytes
+            found["segments"] += 1
+            found["idle"] += segment.id in self._idle
+            holders.setdefault(at, set()).update(segment.holders)
+            found["held_by"] = len(holders[at])
+        for grant in self._grants.values():
+            row(grant.family, grant.version, grant.device)["loading"] += len(grant.specs)
+        return list(rows.values())
 
     def check(self) -> list[str]:
         """Violated invariants, empty when sound."""

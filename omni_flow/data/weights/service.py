@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from omni_flow.data.device_arena import DeviceArena
 from omni_flow.data.device_memory import Made, OwnedArena
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("omni_flow.data.weights")
 _SEALS: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _PAGE_ENTRIES: Final = 200
+_SHOWN: Final = 100
 
 
 class LoadingElsewhere(DataError):
@@ -157,6 +158,15 @@ class WeightService(BaseService):
 
     def stats(self) -> dict[str, int | float]:
         return {**self._catalog.stats(), "weight_waits": len(self._parked)}
+
+    def held(self, session: Session) -> dict[str, Any]:
+        """`weights`: of a session that holds or loads some, segments and their bytes."""
+        segments, nbytes = self._catalog.held_by(SessionId(session.id))
+        return {"weights": {"segments": segments, "bytes": nbytes}} if segments else {}
+
+    def overview(self) -> dict[str, Any]:
+        """`weights`: by model, version and device. The names of tensors are in the manifest."""
+        return {"weights": self._catalog.overview()[:_SHOWN]}
 
     def check(self) -> list[str]:
         return self._catalog.check()

@@ -30,8 +30,8 @@ def test_inspect_top_check_and_bench_answer_in_json(manager: Make) -> None:
     server = manager(temp_bytes=1 << 20)
     with server.client(name="someone") as client:
         store(client, keys(5), pin=True)
-        rows = json.loads(RUN.invoke(memory_app, ["inspect", "-a", server.path, "--json"]).stdout)
-        assert [row["held"]["kv"] for row in rows if row["name"] == "someone"] == [[0, 5]]
+        seen = json.loads(RUN.invoke(memory_app, ["inspect", "-a", server.path, "--json"]).stdout)
+        assert [row["held"]["kv"] for row in seen["sessions"] if row["name"] == "someone"] == [[0, 5]]
         figures = json.loads(RUN.invoke(memory_app, ["top", "-a", server.path, "--json"]).stdout)
         assert figures["pool_stored/kv"] == 5
         assert json.loads(RUN.invoke(memory_app, ["check", "-a", server.path, "--json"]).stdout) == []
