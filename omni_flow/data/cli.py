@@ -29,6 +29,7 @@ from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.server import serve
 from omni_flow.data.server_config import ServerConfig
 from omni_flow.data.ssd import BadSsdConfig, SsdConfig
+from omni_flow.data.ssd.directory import make_usable
 from omni_flow.data.temp_client import TempClient
 from omni_flow.data.transfer.node_config import NodeConfig
 from omni_flow.data.weights.client import WeightClient
@@ -93,7 +94,10 @@ def parse_pool(text: str) -> PoolSpec:
 
 
 def ssd_tier(specs: Sequence[PoolSpec], directory: str, size: str) -> tuple[tuple[PoolSpec, ...], tuple[str, ...]]:
-    """The pools with an L3 where they name none themselves (as many objects as fit), and the mover that keeps it."""
+    """The pools with an L3 where they name none themselves (as many objects as fit), and the mover that keeps it.
+
+    Raises: BadSsdConfig, the directory can't be used.
+    """
     if not directory or not size:
         raise typer.BadParameter("an SSD tier needs a directory and a size: --ssd DIR --ssd-bytes 200G")
     deep = [spec for spec in specs if spec.l2_pages]
@@ -105,6 +109,7 @@ def ssd_tier(specs: Sequence[PoolSpec], directory: str, size: str) -> tuple[tupl
             SsdConfig(path=Path(directory), cap_bytes=cap // len(deep), largest=spec.page_bytes).segment()
     except BadSsdConfig as error:
         raise typer.BadParameter(f"--ssd-bytes {size} for {len(deep)} pools: {error}") from error
+    make_usable(Path(directory))
     full = tuple(
         msgspec.structs.replace(spec, l3_pages=cap // len(deep) // spec.page_bytes)
         if spec.l2_pages and not spec.l3_pages
@@ -135,12 +140,17 @@ def movers_of(specs: Sequence[PoolSpec]) -> tuple[tuple[str, ...], ...]:
     return tuple((kind,) for kind in sorted(kinds))
 
 
+def _end(error: Exception) -> typer.Exit:
+    """Say what is wrong in one line; the command ends."""
+    Console(stderr=True).print(str(error), style="red", markup=False, soft_wrap=True)
+    return typer.Exit(1)
+
+
 def _connect(address: str) -> MemoryManagerClient:
     try:
         return MemoryManagerClient(address, name="cli", role="viewer")
     except DataError as error:
-        Console(stderr=True).print(f"[red]{error}[/red]")
-        raise typer.Exit(1) from error
+        raise _end(error) from error
 
 
 @memory_app.command("serve")
@@ -189,8 +199,7 @@ def serve_command(
             settings = msgspec.structs.replace(settings, movers=(*settings.movers, exporter))
         serve(settings, default_services)
     except (DataError, PolicyError) as error:
-        Console(stderr=True).print(f"[red]{error}[/red]")
-        raise typer.Exit(1) from error
+        raise _end(error) from error
 
 
 @memory_app.command()
@@ -286,8 +295,7 @@ def bench(address: Address = "", as_json: AsJson = False) -> None:
     try:
         client = MemoryManagerClient(address or default_path(), name="bench")
     except DataError as error:
-        Console(stderr=True).print(f"[red]{error}[/red]")
-        raise typer.Exit(1) from error
+        raise _end(error) from error
     with client:
         figures = {"ping_us": median_us(client.ping)}
         if client.welcome.pools:

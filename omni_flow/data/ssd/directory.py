@@ -12,10 +12,11 @@ of an earlier use of a file can't be taken for new records.
 import fcntl
 import os
 import re
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from omni_flow.data.ssd.errors import DirectIoUnsupported, DirectoryBusy
+from omni_flow.data.ssd.errors import BadSsdConfig, DirectIoUnsupported, DirectoryBusy
 from omni_flow.data.ssd.format import BLOCK
 from omni_flow.data.ssd.io import Io, aligned_buffer, read_into, write_all
 
@@ -30,6 +31,22 @@ class SegmentFile:
     ident: int
     path: str
     sealed: bool
+
+
+def make_usable(path: Path) -> None:
+    """Create a directory for tiers if it is missing, and see that files can be made in it.
+
+    Raises:
+        BadSsdConfig: it can't be created or written.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise BadSsdConfig(
+            f"directory {path} can't be used: {error.strerror}", "name one that this user can create and write"
+        ) from error
 
 
 class SegmentDirectory:

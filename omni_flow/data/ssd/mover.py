@@ -200,6 +200,9 @@ def main(arguments: Sequence[str]) -> None:
         start_http_server(given.metrics_port, "127.0.0.1", registry)
     try:
         run_mover(given.socket, "ssd mover", ("store", "load"), handler)
+    except (SsdError, OSError) as error:
+        log.error("ssd mover ends", extra={"directory": str(given.directory), "error": str(error)})
+        raise SystemExit(1) from error
     finally:
         handler.close()
 

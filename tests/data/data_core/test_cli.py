@@ -144,6 +144,9 @@ def test_half_of_an_option_is_refused_with_what_is_missing() -> None:
         assert lack in result.output
 
 
+DEEP = ("--pool", "name=kv,page=4K,l1=8,l2=8")
+
+
 @pytest.mark.parametrize(
     ("options", "code", "said"),
     [
@@ -152,6 +155,8 @@ def test_half_of_an_option_is_refused_with_what_is_missing() -> None:
         (["--pool", "name=kv,page=4K,l1=8,l2=8", "--ssd", "/nowhere", "--ssd-bytes", "-1G"], 2, "-1G"),
         (["--pool", "name=kv,page=4K,l1=8,l2=8", "--ssd", "/nowhere", "--ssd-bytes", "1M"], 2, "1M"),
         (["--pool", "name=kv,page=2M,l1=8,l2=8", "--ssd", "/nowhere", "--ssd-bytes", "8M"], 2, "8M"),
+        ([*DEEP, "--ssd", f"{__file__}/ssd", "--ssd-bytes", "16M"], 1, "ssd can't be used: Not a directory; name one"),
+        ([*DEEP, "--ssd", "/proc/nowhere/ssd", "--ssd-bytes", "16M"], 1, "/proc/nowhere/ssd"),
         (["--endpoint", "nonsense"], 1, "nonsense"),
         (["--config", "/nowhere/config.json"], 1, "/nowhere/config.json"),
     ],
