@@ -27,10 +27,20 @@ SHORTCUTS: Final = {
 }
 
 
+KINDS: Final = {
+    "omni_flow.data.mover": ("copy",),
+    "omni_flow.data.cuda_mover": ("cuda-copy",),
+    "omni_flow.data.ssd.mover": ("store", "load"),
+    "omni_flow.data.transfer.node": ("pull", "push"),
+}
+"""Kinds of jobs that the movers of this package execute, by their module."""
+
+
 @dataclass(slots=True, eq=False)
 class Child:
     command: tuple[str, ...]
     process: subprocess.Popen[bytes] | None = None
+    pid: int = 0
     pidfd: int = -1
     started: float = 0.0
     backoff: float = FIRST_BACKOFF_S
@@ -54,6 +64,11 @@ class Children(BaseService):
             self._children.append(Child(filled))
         self._stopped = False
 
+    @property
+    def kinds(self) -> set[str]:
+        """Kinds of jobs for which movers of this package are run."""
+        return {kind for child in self._children for word in child.command for kind in KINDS.get(word, ())}
+
     def tick(self, now: float) -> float | None:
         """Start what is due."""
         if self._stopped:
@@ -67,6 +82,7 @@ class Children(BaseService):
         child.started = now
         try:
             child.process = subprocess.Popen(child.command, stdin=subprocess.DEVNULL)
+            child.pid = child.process.pid
             child.pidfd = os.pidfd_open(child.process.pid)
         except OSError as error:
             log.error("cannot start %s: %s", child.command, error)
@@ -93,6 +109,10 @@ class Children(BaseService):
     def _later(child: Child, now: float) -> None:
         child.due = now + child.backoff
         child.backoff = min(2 * child.backoff, LAST_BACKOFF_S)
+
+    def runs(self, pid: int) -> bool:
+        """Whether a process is or was the last of a child, so that another will take its place."""
+        return not self._stopped and any(child.pid == pid for child in self._children)
 
     def kill(self, pid: int) -> None:
         """End a child that no longer does what it is told; other processes are left alone. It is started again."""

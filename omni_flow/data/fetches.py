@@ -25,6 +25,7 @@ MOVING: Final = 1
 ARRIVED: Final = 2
 FAILED: Final = 3
 PREFETCH_S: Final = 30.0
+NEVER: Final = float("inf")
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +54,7 @@ class Fetches:
 
     Args:
         mover: the mover for a kind of job in a pool, None if there is none.
+        expected: until when one may come where there is none, 0.0: it never will.
         send: hands a planned job to a mover.
         prefetch_bytes: bound on what prefetches may have under way.
     """
@@ -62,6 +64,7 @@ class Fetches:
         kv: KvService,
         jobs: Mapping[str, PoolJobs],
         mover: Callable[[str, str], Session | None],
+        expected: Callable[[str, str], float],
         send: Callable[[Work, Session, float], None],
         numbers: Iterator[int],
         prefetch_bytes: int,
@@ -69,11 +72,13 @@ class Fetches:
         self._pools = kv.pools
         self.jobs = jobs
         self._mover = mover
+        self._expected = expected
         self._send = send
         self._numbers = numbers
         self.prefetch_bytes = prefetch_bytes
         self.fetches: list[Fetch] = []
         self.dirty = False
+        self._again = NEVER
         self.prefetches = 0
 
     def __len__(self) -> int:
@@ -119,8 +124,8 @@ class Fetches:
         """Go on with what could not start before, end what is past its deadline. Returns when to come again."""
         if not self.fetches:
             return None
-        if self.dirty or any(fetch.deadline <= now or fetch.over for fetch in self.fetches):
-            self.dirty = False
+        if self.dirty or self._again <= now or any(fetch.deadline <= now or fetch.over for fetch in self.fetches):
+            self.dirty, self._again = False, NEVER
             for fetch in self.fetches:
                 if fetch.deadline <= now and not fetch.over:
                     self._end(fetch, JobFailed(f"{fetch.kind} of {len(fetch.keys)} pages not done in time"))
@@ -128,7 +133,7 @@ class Fetches:
             self.fetches = [fetch for fetch in self.fetches if not fetch.over]
         if self.dirty:
             return now
-        return min((fetch.deadline for fetch in self.fetches), default=None)
+        return min(self._again, *(fetch.deadline for fetch in self.fetches)) if self.fetches else None
 
     def prefetch(self, session: Session, pool: str, keys: U8) -> None:
         """Start bringing keys that are in L3 only into L2, within the byte budget; nobody waits for it."""
@@ -190,7 +195,11 @@ class Fetches:
         while len(at):
             mover = self._mover(kind, fetch.pool)
             if mover is None:
-                raise NoMover(f"no mover for {kind}", "run the memory manager with its movers")
+                until = self._expected(kind, fetch.pool)
+                if until <= now:
+                    raise NoMover(f"no mover for {kind}", "run the memory manager with its movers")
+                self._again = min(self._again, until)
+                return
             batch, at = at[:BATCH], at[BATCH:]
             if src:
                 there = (self._tiers(fetch, batch) & src) != 0

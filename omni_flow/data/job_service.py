@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -24,6 +24,8 @@ log = logging.getLogger("omni_flow.data")
 U8 = NDArray[np.uint8]
 DEADLINE_S: Final = 30.0
 GRACE_S: Final = 10.0
+MOVER_WAIT_S: Final = 10.0
+"""How long what needs a mover waits for one that this manager is starting, within its own deadline."""
 KINDS: Final = ("copy", "cuda-copy", "store", "load", "pull", "push")
 _SLICE_ROWS: Final = 4096
 _SHOWN: Final = 100
@@ -36,6 +38,9 @@ class JobService(BaseService):
         kv: the pools.
         watcher: tells when the process of a lost mover has gone.
         prefetch_bytes: bound on what prefetches may have under way.
+
+    Who runs movers sets `end_process(pid)`, which kills one that does not obey, and `is_restarted(pid)`, whether a
+    mover that was lost will be replaced.
     """
 
     def __init__(self, kv: KvService, watcher: Watcher, prefetch_bytes: int = 256 << 20) -> None:
@@ -44,9 +49,11 @@ class JobService(BaseService):
         self._numbers = itertools.count(1)
         self._movers: dict[int, Session] = {}
         self._load: dict[int, int] = {}
+        self._expected: dict[str, float] = {}
         self._lost = LostMovers(watcher, time.monotonic, self._freed)
         self.end_process: Callable[[int], None] = lambda _pid: None
-        self._fetches = Fetches(kv, self.jobs, self._mover, self._send, self._numbers, prefetch_bytes)
+        self.is_restarted: Callable[[int], bool] = lambda _pid: False
+        self._fetches = Fetches(kv, self.jobs, self._mover, self._until, self._send, self._numbers, prefetch_bytes)
         self.counters: dict[str, int] = dict.fromkeys(
             ("jobs", "jobs_cancelled", "jobs_failed", "movers_lost", "fetches", "l3_off"), 0
         )
@@ -74,10 +81,21 @@ class JobService(BaseService):
         self._load[session.id] = 0
         self._fetches.dirty = True
 
+    def expect(self, kinds: Iterable[str]) -> None:
+        """Movers of these kinds are being started, now or again."""
+        until = time.monotonic() + MOVER_WAIT_S
+        self._expected.update(dict.fromkeys(kinds, until))
+
+    def _mover_kind(self, kind: str, pool: str) -> str:
+        return "cuda-copy" if kind == "copy" and self._kv.pools[pool].spec.l1_device >= 0 else kind
+
+    def _until(self, kind: str, pool: str) -> float:
+        """How long a mover for a kind of job in a pool is expected where there is none; 0.0: never."""
+        return self._expected.get(self._mover_kind(kind, pool), 0.0)
+
     def _mover(self, kind: str, pool: str) -> Session | None:
         """The least loaded mover for a kind of job in a pool."""
-        if kind == "copy" and self._kv.pools[pool].spec.l1_device >= 0:
-            kind = "cuda-copy"
+        kind = self._mover_kind(kind, pool)
         able = [session for session in self._movers.values() if kind in session.kinds and not session.closed]
         return min(able, key=lambda session: self._load[session.id], default=None)
 
@@ -138,7 +156,12 @@ class JobService(BaseService):
             raise BadArgument(f"pool {body.pool} has no {TIER_NAMES.get(body.tier, body.tier)}", "name another tier")
         if body.kind != "fetch" and pool.spec.l1_device >= 0 and not pool.spec.l2_pages:
             raise BadArgument(f"pool {body.pool} lies on a device only", "give it l2_pages: transfers go by way of L2")
-        if body.kind != "fetch" and self._mover(body.kind, body.pool) is None:
+        now = time.monotonic()
+        if (
+            body.kind != "fetch"
+            and self._mover(body.kind, body.pool) is None
+            and self._until(body.kind, body.pool) <= now
+        ):
             raise NoMover(f"no mover for {body.kind}", "run the memory manager with a transfer process")
         if not pool.staging[L2 if pool.table.l2.capacity else L1].limit:
             raise BadArgument(f"pool {body.pool} has no staging slots", "set staging in its spec")
@@ -147,7 +170,6 @@ class JobService(BaseService):
             raise BadArgument(f"{len(keys)} keys", f"1 to {MAX_BATCH}")
         if len(np.unique(keys.view("V32").ravel())) != len(keys):
             raise BadArgument("a key comes twice")
-        now = time.monotonic()
         until = deadline_of(body.timeout_ms, now)
         self.counters["fetches"] += 1
         state = np.zeros(len(keys), np.uint8)
@@ -221,6 +243,8 @@ class JobService(BaseService):
         if self._movers.pop(session.id, None) is None:
             return
         self._load.pop(session.id, None)
+        if self.is_restarted(session.pid):
+            self.expect(session.kinds)
         self.counters["movers_lost"] += 1
         held: list[tuple[PoolJobs, Work]] = []
         for jobs in self.jobs.values():

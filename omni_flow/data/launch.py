@@ -60,6 +60,8 @@ def default_services(server: Server) -> Sequence[Service]:
         children = Children(server, config.movers)
         server.on_stop.append(children.stop)
         jobs.end_process = children.kill
+        jobs.is_restarted = children.runs
+        jobs.expect(children.kinds)
         services.append(children)
     return services
 

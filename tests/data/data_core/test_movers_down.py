@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from omni_flow.data.errors import NoMover, PoolFull
+from omni_flow.data.errors import JobFailed, NoMover, PoolFull
 from omni_flow.data.messages import L1, L2
 
 from .conftest import Make, Manager, keys
-from .movers_rig import PAGE, SPEC, FakeDisk, fill, right_bytes, wait_for_mover
+from .movers_rig import PAGE, SPEC, FakeDisk, WillingMover, fill, right_bytes, wait_for_mover
 
 
 def test_pages_go_down_instead_of_away_and_come_back_right(manager: Make) -> None:
@@ -102,6 +102,58 @@ def test_without_a_mover_pages_are_dropped_and_fetching_says_so(manager: Make) -
         assert right_bytes(client, names) == 64
         with pytest.raises(NoMover):
             client.pull("kv", names[:1], "elsewhere")
+
+
+def test_what_is_asked_for_while_a_mover_comes_up_waits_for_it(manager: Make) -> None:
+    with manager(pools=(SPEC,), movers=(("copy",),)).client() as client:
+        names = keys(24)
+        fill(client, names)
+        assert client.fetch("kv", names, tier=L2).all()
+
+
+def test_what_is_asked_for_while_a_dead_mover_is_replaced_waits_for_the_next(manager: Make) -> None:
+    server = manager(pools=(SPEC,), movers=(("copy",),))
+    with server.client() as client:
+        names = keys(40)
+        fill(client, names)
+        for at in range(0, 40, 10):
+            wait_for_mover(client)
+            os.kill(next(row["pid"] for row in client.inspect() if row["role"] == "mover"), signal.SIGKILL)
+            while client.stats()["job_movers"]:
+                client.ping()
+            assert client.fetch("kv", names[at : at + 10], tier=L2).all()
+
+
+def test_a_mover_that_nobody_starts_again_is_not_waited_for(manager: Make) -> None:
+    server = manager(pools=(SPEC,))
+    with server.client() as client:
+        names = keys(4)
+        fill(client, names)
+        with WillingMover(server.path, "copy"):
+            assert client.fetch("kv", names[:1], tier=L2).all()
+        server.settle()
+        with pytest.raises(NoMover):
+            client.fetch("kv", names, tier=L2)
+
+
+MUTE = ("{python}", "-c", "import time; time.sleep(600)", "omni_flow.data.mover")
+
+
+def test_a_mover_that_does_not_come_up_is_waited_for_until_the_deadline(manager: Make) -> None:
+    with manager(pools=(SPEC,), movers=(MUTE,)).client() as client:
+        names = keys(4)
+        fill(client, names)
+        with pytest.raises(JobFailed, match="not done in time"):
+            client.fetch("kv", names, tier=L2, timeout=0.2)
+
+
+@pytest.mark.long
+def test_a_mover_that_does_not_come_up_is_waited_for_so_long_and_no_longer(manager: Make) -> None:
+    with manager(pools=(SPEC,), movers=(MUTE,)).client() as client:
+        names = keys(4)
+        fill(client, names)
+        with pytest.raises(NoMover):
+            client.fetch("kv", names, tier=L2, timeout=600)
 
 
 def test_a_failing_disk_stops_nobody(disk: tuple[Manager, FakeDisk]) -> None:
