@@ -6,6 +6,7 @@ import asyncio
 import base64
 import io
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -34,6 +35,15 @@ from omni_flow.serve.settings import Settings
 from . import graphs
 
 WAIT_S = 20.0
+RESTART_S = 60.0
+
+
+def asked_until(status: int, ask: Callable[[], httpx.Response]) -> httpx.Response:
+    """The first answer with that status. Long enough for a replica to start on a machine with other work."""
+    end = time.monotonic() + RESTART_S
+    while (answer := ask()).status_code != status:
+        assert time.monotonic() < end, f"still {answer.status_code} {answer.text:.300}"
+    return answer
 
 
 class Host:
@@ -85,9 +95,7 @@ class Host:
 
         async def wait() -> None:
             async with asyncio.timeout(WAIT_S):
-                for _ in range(10**6):
-                    if not await busy():
-                        return
+                while await busy():  # noqa: ASYNC110 - asking takes its time
                     await asyncio.sleep(0)
 
         self.do(wait())

@@ -24,7 +24,7 @@ from omni_flow.serve.server import Serving
 from omni_flow.serve.tracing import Tracing
 
 from . import graphs
-from .conftest import hosted
+from .conftest import asked_until, hosted
 
 
 def samples(http: httpx.Client) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -48,7 +48,7 @@ def test_a_dead_role_is_never_healthy_and_its_cause_is_said(tmp_path: Path) -> N
     with hosted(Serving(graphs.held(str(flag))), processes=True) as host, host.client() as http:
         flag.touch()
         os.kill(http.get("/health").json()["graphs"]["held"]["r"]["replicas"][0]["pid"], signal.SIGKILL)
-        health = next(h for _ in range(10_000) if (h := http.get("/health")).status_code == 503)
+        health = asked_until(503, lambda: http.get("/health"))
         assert health.json()["status"] == "starting"
         assert "SIGKILL" in health.json()["graphs"]["held"]["r"]["replicas"][0]["cause"]
         assert http.get("/health/ready").status_code == 503
@@ -56,7 +56,7 @@ def test_a_dead_role_is_never_healthy_and_its_cause_is_said(tmp_path: Path) -> N
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_replica")
         assert "retry-after" in answer.headers
         flag.unlink()
-        again = next(h for _ in range(10_000) if (h := http.get("/health/ready")).status_code == 200)
+        again = asked_until(200, lambda: http.get("/health/ready"))
         assert again.json() == {"status": "ready"}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -14,14 +14,15 @@ from omni_flow.control.runtime.client import AsyncSession
 from omni_flow.control.runtime.inprocess import InProcess
 
 EMPTY = {"live": 0, "requests": 0, "nodes": 0, "running": 0, "open_numbers": 0}
+WAIT_S = 20.0
 
 
 async def settled(app: InProcess) -> dict[str, int]:
-    """The census once all messages under way have been taken."""
-    for _ in range(500):
-        if app.census() == EMPTY:
-            break
-        await asyncio.sleep(0)
+    """The census once all messages under way have been taken, or after `WAIT_S`."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(WAIT_S):
+            while app.census() != EMPTY:  # noqa: ASYNC110 - what is under way has no event of its own
+                await asyncio.sleep(0)
     return app.census()
 
 
