@@ -89,7 +89,10 @@ class Processor:
         return found
 
     def _encode(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        try:
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        except (TypeError, UnicodeError) as wrong:
+            raise BadRequest(f"a text that has no tokens: {wrong}", "give valid Unicode") from wrong
         return [token for token in ids if token != self._break] if _BREAK in text else ids
 
     def _said(self, text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 from pathlib import Path
@@ -11,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from omni_flow.compute.engine import EndEvent
-from omni_flow.compute.errors import BadCheckpoint, EngineDied
+from omni_flow.compute.errors import BadCheckpoint, BadRequest, EngineDied
 from omni_flow.compute.sampling import Sampling
 from omni_flow.data.launch import start
 from omni_flow.data.server_config import ServerConfig
@@ -38,6 +39,27 @@ def test_params_go_before_init_and_the_seed_is_that_of_the_activation(tmp_path: 
     role = EngineRole(str(tmp_path), sampling={"top_k": 5, "max_tokens": 9})
     assert role.sampling(turn()) == Sampling(seed=7, top_k=5, max_tokens=9)
     assert role.sampling(turn(max_tokens=3, voice="a", top_p=None)) == Sampling(seed=7, top_k=5, max_tokens=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_tokens", -1),
+        ("max_tokens", 2.5),
+        ("temperature", math.nan),
+        ("temperature", "hot"),
+        ("top_k", 2**70),
+        ("stop", "text"),
+        ("stop", [""]),
+        ("logit_bias", {"x": 1.0}),
+        ("logit_bias", {"1": math.inf}),
+        ("logprobs", 21),
+        ("json_schema", {"type": "object"}),
+    ],
+)
+def test_a_param_that_is_wrong_is_refused_by_name(tmp_path: Path, name: str, value: object) -> None:
+    with pytest.raises(BadRequest, match=name):
+        EngineRole(str(tmp_path)).sampling(turn(**{name: value}))
 
 
 @pytest.mark.long

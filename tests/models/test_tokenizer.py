@@ -129,6 +129,14 @@ def test_a_malformed_conversation_is_refused_by_place(messages: Any, place: str)
         checked(messages)
 
 
+def test_a_text_that_is_no_unicode_is_refused(folder: Path) -> None:
+    processor = Processor(folder)
+    with pytest.raises(BadRequest, match="valid Unicode"):
+        processor.chat([{"role": "user", "content": "a\ud800"}])
+    with pytest.raises(BadRequest, match="valid Unicode"):
+        processor.text("\udfff")
+
+
 MARKED = (
     "{{ bos_token }}{% for m in messages %}{% set said = m.content.split('</think>')[-1] %}"
     "{{ '<｜User｜>' if m.role == 'user' else '<|' + m.role + '|>' }}{{ said | trim }}<|im_end|>"

@@ -180,3 +180,39 @@ def test_what_only_the_engine_can_tell_is_a_400_and_it_lives_on(ai: openai.OpenA
         assert caught.value.code == code
         assert part in str(caught.value)
         assert ask(ai, model, max_tokens=1).usage.completion_tokens == 1
+
+
+@pytest.mark.parametrize("model", [LLM, SPLIT])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_tokens", "-5"),
+        ("max_tokens", "1e400"),
+        ("temperature", "NaN"),
+        ("temperature", "-1"),
+        ("top_p", "7"),
+        ("top_p", "0"),
+        ("presence_penalty", '"much"'),
+        ("logit_bias", '{"99999999": 5}'),
+        ("logit_bias", '{"-1": 5}'),
+        ("logit_bias", '{"a": 5}'),
+        ("stop", "[1]"),
+        ("seed", "1.5"),
+        ("seed", "1" + "0" * 30),
+        ("messages", '[{"role": "user|><|x", "content": "a"}]'),
+        ("messages", "[]"),
+    ],
+)
+def test_an_odd_value_is_a_400_that_names_it_and_the_engine_serves_on(
+    served: Served, model: str, field: str, value: str
+) -> None:
+    body = {"model": f'"{model}"', "max_tokens": "2", "messages": '[{"role": "user", "content": "a"}]', field: value}
+    text = "{" + ", ".join(f'"{name}": {given}' for name, given in body.items()) + "}"
+    url, headers = f"{served.url}/v1/chat/completions", {"content-type": "application/json"}
+    answer = httpx.post(url, content=text, headers=headers, timeout=60)
+    assert answer.status_code == 400, answer.text
+    if value not in ("NaN", "1e400"):  # those are no JSON numbers, and no field is at fault
+        assert field.partition("[")[0] in answer.text
+    fine = httpx.post(url, content=text.replace(f'"{field}": {value}', f'"{field}": null'), headers=headers, timeout=60)
+    if field != "messages":
+        assert fine.status_code == 200, fine.text
