@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from omni_flow.data.errors import PoolFull
 from omni_flow.data.ledger import BLOCK
 from omni_flow.data.messages import TempRetract
 from omni_flow.data.protocol import Op
@@ -83,11 +84,15 @@ class AsyncTempClient:
         copy_in(buffer, array)
         return self.buffers.publish(buffer, name, array.shape, consumers)
 
-    def adopt(self, ref: TensorRef, shares: int = 1) -> Share:
+    async def adopt(self, ref: TensorRef, shares: int = 1) -> Share:
         """See `TempClient.adopt`."""
         if self.buffers.should_ring:
             self.ring()
-        return self.buffers.adopt(ref, shares)
+        try:
+            return self.buffers.adopt(ref, shares)
+        except PoolFull:
+            await self.flush()
+            return self.buffers.adopt(ref, shares)
 
     async def forward(self, share: Share, consumers: int = 1) -> None:
         """See `TempClient.forward`."""

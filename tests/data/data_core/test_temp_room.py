@@ -60,7 +60,7 @@ def test_a_waiter_gets_the_room_that_comes_free(manager: Make) -> None:
             waiting = asyncio.create_task(waiter.alloc(MIB, timeout=30))
             while not (await one.stats())["temp_waiting"]:
                 pass
-            holder.adopt(refs[2]).release()
+            (await holder.adopt(refs[2])).release()
             buffer = await waiting
             assert buffer.offset == refs[2].offset
             assert buffer.generation == refs[2].generation + 1
@@ -125,6 +125,22 @@ def test_more_shares_than_the_ledger_has_entries_is_a_typed_error(manager: Make)
         shares.clear()
         temp.flush()
         assert client.check() == []
+
+
+def test_what_an_event_loop_has_released_makes_room_for_what_it_adopts(manager: Make) -> None:
+    server = manager(**TEMP)
+
+    async def main() -> None:
+        async with await AsyncMemoryManagerClient.connect(server.address) as client:
+            temp = AsyncTempClient(client)
+            ref = await temp.put(np.zeros(8), consumers=HELD_ENTRIES + 1)
+            shares = [await temp.adopt(ref) for _ in range(HELD_ENTRIES)]
+            with pytest.raises(PoolFull, match="release some"):
+                await temp.adopt(ref)
+            shares.pop().release()
+            shares.append(await temp.adopt(ref))
+
+    asyncio.run(main())
 
 
 def test_slots_that_lie_idle_elsewhere_come_back_when_room_is_short(manager: Make) -> None:
