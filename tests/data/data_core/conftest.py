@@ -164,6 +164,15 @@ def store(client: MemoryManagerClient, names: NDArray[np.uint8], pool: str = "kv
     client.commit(pool, room.token, names, **options)
 
 
+def poll_timeout(pid: int) -> int | None:
+    """Milliseconds for which a process is in epoll_wait (the fourth argument), -1: without end; None: it is not."""
+    call = Path(f"/proc/{pid}/syscall").read_text().split()
+    if len(call) < 5:
+        return None
+    timeout = int(call[4], 16) & 0xFFFFFFFF
+    return -1 if timeout == 0xFFFFFFFF else timeout
+
+
 class Puppet:
     """A client process that executes lines of Python, one answer a line; `c` is its client, `t` its TempClient."""
 

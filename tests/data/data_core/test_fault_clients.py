@@ -23,7 +23,7 @@ from omni_flow.data.messages import L1, L2
 from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.temp_client import TempClient, encode_ref
 
-from .conftest import TRANSPORTS, Make, Puppet, keys, store
+from .conftest import TRANSPORTS, Make, Puppet, keys, poll_timeout, store
 
 MIB = 1 << 20
 TWO_TIERS = PoolSpec(name="kv", page_bytes=64, l1_pages=64, l2_pages=64, staging=4)
@@ -37,12 +37,6 @@ def descriptors(pid: int) -> int:
 def mappings(pid: int) -> int:
     """How many mappings of memory files a process has."""
     return Path(f"/proc/{pid}/maps").read_text().count("/memfd:omni")
-
-
-def waits_for_ever(pid: int) -> bool:
-    """Whether a process is in an epoll_wait without a timeout, its fourth argument."""
-    call = Path(f"/proc/{pid}/syscall").read_text().split()
-    return len(call) > 4 and int(call[4], 16) & 0xFFFFFFFF == 0xFFFFFFFF
 
 
 def test_clients_killed_one_after_another_leave_the_server_as_it_was(manager: Make, puppet: Dolls) -> None:
@@ -70,7 +64,7 @@ def test_a_client_that_says_nothing_is_never_given_up(manager: Make, puppet: Dol
         store(client, names)
         doll.do(f"m = c.lookup('kv', np.frombuffer({names.tobytes()!r}, np.uint8).reshape(-1, 32))")
         doll.process.send_signal(signal.SIGSTOP)
-        while not waits_for_ever(server.process.pid):
+        while poll_timeout(server.process.pid) != -1:
             client.wait_end(0.01)
         for _ in range(4):
             store(client, keys(100))
