@@ -358,7 +358,7 @@ def test_launches_in_a_row_leak_nothing(launches: int, options: dict[str, Any], 
     for _ in range(launches):
         with launch(one(Echo), **options) as app:
             assert app.submit(x="a").result(timeout=10) == {"y": "a"}
-    assert open_files() == before
-    assert threading.active_count() == threads
+    assert open_files() <= before
+    assert threading.active_count() <= threads
     assert children() == ""
     assert list(run_directories.iterdir()) == []
