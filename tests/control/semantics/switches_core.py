@@ -1,4 +1,4 @@
-"""Switches for the rules of the real core: each replaces one function or method of compiler, buckets, joins or shares."""
+"""Switches for the rules of the real core: each replaces a function or method of compiler, buckets, joins or shares."""
 
 from __future__ import annotations
 
