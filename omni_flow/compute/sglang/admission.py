@@ -67,25 +67,25 @@ def admit_rows(rows: int, placeholder: int, tenant: bytes, ready: Ready) -> None
     require("rows", rows, int)
     require("placeholder", placeholder, int)
     require("tenant", tenant, bytes)
-    if not 0 < rows < 2**31:
-        raise BadRequest(f"{rows} rows", "give at least one, and what the pool holds")
+    if not 0 < rows <= ready.max_tokens:
+        raise BadRequest(f"{rows} rows", f"give 1 to {ready.max_tokens}, which the pool holds")
     _in_vocabulary("placeholder", [placeholder], ready)
 
 
-def admit_step(rows: Floats, causal: Sequence[bool] | None, shape: tuple[int, int]) -> tuple[bytes, bytes]:
-    """Rows and flags of a step of fixed rows, as they travel. Raises BadRequest."""
+def admit_step(rows: Floats, causal: Sequence[bool] | None, shape: tuple[int, ...]) -> bytes:
+    """The flags of a step of fixed rows, as they travel. Raises BadRequest: they or the rows are not of this shape."""
     require("rows", rows, np.ndarray)
     if rows.shape != shape or rows.dtype != np.float32:
         raise BadRequest(f"rows are {rows.dtype} of shape {rows.shape}", f"give float32 {shape}")
     if causal is None:
-        return rows.tobytes(), b""
+        return b""
     try:
         flags = bytes(map(bool, causal))
     except (TypeError, ValueError) as wrong:
         raise BadRequest(f"causal is {type(causal).__name__}: {wrong}", "give a flag per row") from None
     if len(flags) != len(rows):
         raise BadRequest(f"causal has {len(flags)} flags for {len(rows)} rows", "give one per row")
-    return rows.tobytes(), flags
+    return flags
 
 
 def require(name: str, value: Any, kind: type) -> None:

@@ -3,41 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-
-import numpy as np
 
 from omni_flow.compute.engine import Floats
 from omni_flow.compute.errors import ComputeError
 from omni_flow.compute.sglang.admission import admit_step
+from omni_flow.compute.sglang.shared_rows import SharedRows
 from omni_flow.compute.sglang.wire import FixedOpened, FixedOut, FixedStep, ToEngine
 
-Answer = FixedOpened | FixedOut
+Answer = FixedOpened | FixedOut | ComputeError
 
 
 class FixedSession:
     """See `omni_flow.compute.engine.FixedRows`. Steps that are asked for at once run one after the other.
 
     Args:
-        post: sends to the engine, which answers each message of the session, in their order.
+        shared: where its rows lie.
+        post: sends to the engine, which answers each message of the session.
         drain: waits while too much is unsent.
     """
 
     def __init__(
         self,
         number: int,
-        rows: int,
-        hidden: int,
+        shared: SharedRows,
         post: Callable[[ToEngine], None],
         drain: Callable[[], Awaitable[None]],
     ) -> None:
         self.number = number
         self.cached = 0
-        self._shape = (rows, hidden)
+        self._shared = shared
         self._post = post
         self._drain = drain
-        self._asked: deque[asyncio.Future[Answer]] = deque()
+        self._turn = asyncio.Lock()
+        self._asked: asyncio.Future[Answer] | None = None
         self._over: ComputeError | None = None
 
     async def open(self, message: ToEngine) -> None:
@@ -47,35 +46,32 @@ class FixedSession:
         self.cached = answer.cached
 
     async def step(self, rows: Floats, causal: Sequence[bool] | None = None) -> Floats:
-        given, flags = admit_step(rows, causal, self._shape)
-        answer = await self._ask(FixedStep(self.number, given, flags))
-        assert isinstance(answer, FixedOut)
-        return np.frombuffer(answer.hidden, np.float32).reshape(self._shape)
+        flags = admit_step(rows, causal, self._shared.given.shape)
+        async with self._turn:
+            if self._asked is not None:  # a step that nobody waits for any more: the engine still reads its rows
+                await asyncio.wait((self._asked,))
+            if self._over is not None:
+                raise self._over
+            self._shared.given[:] = rows
+            await self._ask(FixedStep(self.number, flags))
+            made: Floats = self._shared.made.copy()
+            return made
 
     async def _ask(self, message: ToEngine) -> Answer:
-        if self._over is not None:
-            raise self._over
         self._post(message)
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._asked.append(answer)
-        try:
-            await self._drain()
-            return await answer
-        finally:
-            answer.cancel()
-
-    def answered(self, answer: Answer | ComputeError) -> None:
-        """The engine's answer to the oldest message that has none; whoever asked may have gone."""
-        asked = self._asked.popleft()
-        if asked.done():
-            return
+        self._asked = asyncio.get_running_loop().create_future()
+        await self._drain()
+        answer = await asyncio.shield(self._asked)
         if isinstance(answer, ComputeError):
-            asked.set_exception(answer)
-        else:
-            asked.set_result(answer)
+            raise answer
+        return answer
+
+    def answered(self, answer: Answer) -> None:
+        """The engine's answer to the last message."""
+        if self._asked is not None and not self._asked.done():
+            self._asked.set_result(answer)
 
     def end(self, why: ComputeError) -> None:
         """Nothing comes any more: who waits, and who asks later, gets this error."""
         self._over = why
-        while self._asked:
-            self.answered(why)
+        self.answered(why)

@@ -23,6 +23,7 @@ from omni_flow.compute.sglang.allocator import own_pages
 from omni_flow.compute.sglang.failures import forward_failed
 from omni_flow.compute.sglang.rows_forward import RowsForward
 from omni_flow.compute.sglang.rows_inputs import batches
+from omni_flow.compute.sglang.shared_rows import SharedRows
 from omni_flow.compute.sglang.takeover import current
 from omni_flow.compute.sglang.wire import FixedOpen, FixedOpened, FixedOut, FixedStep, Media, Refused
 from omni_flow.data.identity import MediaDigest, MediaSpan
@@ -39,12 +40,14 @@ class Session:
         request: SGLang's request that stands for context and rows.
         context: tokens before the rows.
         written: tokens whose KV is there.
+        shared: what goes into a step and comes out of it.
     """
 
-    __slots__ = ("context", "number", "places", "request", "rows", "written")
+    __slots__ = ("context", "number", "places", "request", "rows", "shared", "written")
 
-    def __init__(self, number: int, request: Any, context: int, rows: int, written: int) -> None:
+    def __init__(self, number: int, request: Any, context: int, rows: int, written: int, shared: SharedRows) -> None:
         self.number = number
+        self.shared = shared
         self.request = request
         self.context = context
         self.rows = rows
@@ -110,6 +113,7 @@ class FixedRows:
         node = book.match(chain.upto(ids, context, size))
         while node.parent is not None and node.depth * size > match_end(node.depth * size, media, size, takeover.rule):
             node = node.parent
+        shared = SharedRows(scheduler.inlet.rows, asked.at, asked.rows, self.runner.model_config.hidden_size)
         book.lock(node)
         missing = pages - node.depth
         if book.available < missing:
@@ -122,7 +126,7 @@ class FixedRows:
         request.full_untruncated_fill_ids = request.origin_input_ids
         request.logprob_start_len = -1
         request.kv_committed_len = 1  # SGLang asks that a request with a row has something in it
-        session = Session(asked.number, request, context, asked.rows, node.depth * size)
+        session = Session(asked.number, request, context, asked.rows, node.depth * size, shared)
         self.sessions[asked.number] = session
         self._write_places(session)
         return FixedOpened(asked.number, session.written)
@@ -141,16 +145,13 @@ class FixedRows:
     def check(self, step: FixedStep) -> None:
         """
         Raises:
-            BadRequest: rows of another number or width than the session's, or no session.
+            BadRequest: no session, or not a flag for each of its rows.
         """
-        session, width = self.sessions.get(step.number), self.runner.model_config.hidden_size
+        session = self.sessions.get(step.number)
         if session is None:
             raise BadRequest(f"no fixed-row session {step.number}", "open one")
-        if len(step.rows) != 4 * session.rows * width or len(step.causal) not in (0, session.rows):
-            raise BadRequest(
-                f"{len(step.rows)} bytes of rows and {len(step.causal)} flags for {session.rows} rows of {width}",
-                "give float32 rows (rows, hidden size) and a flag per row",
-            )
+        if len(step.causal) not in (0, session.rows):
+            raise BadRequest(f"{len(step.causal)} flags for {session.rows} rows", "give one per row")
 
     def step(self, steps: Sequence[FixedStep]) -> list[FixedOut | Refused]:
         """A forward over the rows of these sessions, all checked; several where they are too many for one, or a session
@@ -174,13 +175,14 @@ class FixedRows:
 
         sessions = [self.sessions[step.number] for step in steps]
         self._write_contexts(sessions)
-        given = [torch.frombuffer(bytearray(step.rows), dtype=torch.float32) for step in steps]
-        rows = torch.cat(given).view(-1, self.runner.model_config.hidden_size)
+        given = [torch.from_numpy(session.shared.given) for session in sessions]
+        rows = given[0] if len(given) == 1 else torch.cat(given)
         causal = [step.causal or bytes(session.rows) for step, session in zip(steps, sessions, strict=True)]
         hidden = self.forward.run(sessions, rows, causal).numpy()
         ends = list(accumulate(session.rows for session in sessions))
-        parts = np.split(hidden, ends[:-1])
-        return [FixedOut(step.number, part.tobytes()) for step, part in zip(steps, parts, strict=True)]
+        for session, part in zip(sessions, np.split(hidden, ends[:-1]), strict=True):
+            session.shared.made[:] = part
+        return [FixedOut(step.number) for step in steps]
 
     def _behind_the_last_batch(self) -> AbstractContextManager[None]:
         """With overlap, SGLang's forwards have a stream of their own, and the last one may still run."""
@@ -246,6 +248,7 @@ class FixedRows:
         session = self.sessions.pop(number, None)
         if session is None:
             return
+        session.shared.give_back()
         request, book = session.request, current().book
         book.give(own_pages(request))
         own_pages(request).clear()

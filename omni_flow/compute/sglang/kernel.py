@@ -22,6 +22,7 @@ from omni_flow.compute.errors import BadRequest, ComputeError, EngineDied, Engin
 from omni_flow.compute.sglang.admission import admit, admit_prompt, admit_rows, require
 from omni_flow.compute.sglang.config import EngineConfig
 from omni_flow.compute.sglang.fixed_client import FixedSession
+from omni_flow.compute.sglang.shared_rows import RowsFile, SharedRows
 from omni_flow.compute.sglang.wire import (
     AskStats,
     Cancel,
@@ -96,6 +97,7 @@ class SGLangEngine:
         self._ready: asyncio.Future[Ready] | None = None
         self._streams: dict[int, asyncio.Queue[Event | ComputeError]] = {}
         self._fixed: dict[int, FixedSession] = {}
+        self._rows: RowsFile | None = None
         self._stats: dict[int, asyncio.Future[Mapping[str, int]]] = {}
         self._unsent: list[bytes] = []
         self._next = 0
@@ -123,12 +125,14 @@ class SGLangEngine:
         ours, theirs = socket.socketpair()
         for sock in (ours, theirs):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
+        self._rows = RowsFile()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         command = [
             sys.executable,
             "-m",
             "omni_flow.compute.sglang.worker",
             str(theirs.fileno()),
+            str(self._rows.fd),
             msgspec.json.encode(self.config).decode(),
         ]
         # what this process can import the engine process can import, step hooks above all
@@ -137,7 +141,7 @@ class SGLangEngine:
             environment["OMP_NUM_THREADS"] = str(self.config.threads)
         self._process = subprocess.Popen(  # noqa: ASYNC220 - a fork, milliseconds
             command,
-            pass_fds=(theirs.fileno(),),
+            pass_fds=(theirs.fileno(), self._rows.fd),
             stdin=subprocess.DEVNULL,
             stdout=self._errors,
             stderr=self._errors,
@@ -203,9 +207,12 @@ class SGLangEngine:
         layout = admit_prompt("context", context, self.ready)
         admit_rows(rows, placeholder, tenant, self.ready)
         self._next = number = self._next + 1
-        self._fixed[number] = session = FixedSession(number, rows, self.ready.hidden, self._post, self._drain)
+        assert self._rows is not None
+        at = self._rows.place(rows, self.ready.hidden)
+        shared = SharedRows(self._rows.fd, at, rows, self.ready.hidden)
+        self._fixed[number] = session = FixedSession(number, shared, self._post, self._drain)
         try:
-            await session.open(FixedOpen(number, layout.ids.tobytes(), _media(layout), rows, placeholder, tenant))
+            await session.open(FixedOpen(number, layout.ids.tobytes(), _media(layout), rows, placeholder, tenant, at))
             yield session
         finally:
             del self._fixed[number]
@@ -244,6 +251,9 @@ class SGLangEngine:
             self._process.kill()
             await loop.run_in_executor(None, self._process.wait)
         self._process, self._writer = None, None
+        if self._rows is not None:
+            self._rows.close()
+            self._rows = None
 
     async def __aenter__(self) -> SGLangEngine:
         await self.start()

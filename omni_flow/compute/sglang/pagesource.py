@@ -7,9 +7,17 @@ from collections.abc import Callable, Iterable, Sequence
 
 from omni_flow.compute.errors import ComputeError
 from omni_flow.data.identity import PageHash
-from omni_flow.data.kv_client import Stored, commit_request, stored_of
+from omni_flow.data.kv_client import (
+    Stored,
+    abort_request,
+    commit_request,
+    per_key,
+    probe_request,
+    stored_of,
+    unpin_request,
+)
 from omni_flow.data.messages import L1
-from omni_flow.data.posting_client import Answer, PostingClient, abort_request, probe_request, tiers_of, unpin_request
+from omni_flow.data.posting_client import Answer, PostingClient
 from omni_flow.data.protocol import MAX_BATCH
 
 
@@ -170,7 +178,7 @@ class PoolPages:
 
     def _tiers(self, keys: Sequence[PageHash]) -> Callable[[], list[int]]:
         batches = (keys[start : start + MAX_BATCH] for start in range(0, len(keys), MAX_BATCH))
-        asked = [self._client.post(probe_request(self.pool, batch), tiers_of) for batch in batches]
+        asked = [self._client.post(probe_request(self.pool, batch), per_key) for batch in batches]
         return lambda: [tier for answer in asked for tier in answer().tolist()]
 
     def unpin(self, pages: Sequence[int]) -> None:

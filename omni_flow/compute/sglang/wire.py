@@ -61,7 +61,7 @@ class Shutdown(msgspec.Struct, array_like=True, tag="q"):
 
 
 class FixedOpen(msgspec.Struct, array_like=True, tag="fo"):
-    """Open a fixed-row session of `rows` rows behind a context."""
+    """Open a fixed-row session of `rows` rows behind a context; `at`: where they lie in memory (`SharedRows`)."""
 
     number: int
     ids: bytes
@@ -69,13 +69,13 @@ class FixedOpen(msgspec.Struct, array_like=True, tag="fo"):
     rows: int
     placeholder: int
     tenant: bytes
+    at: int
 
 
 class FixedStep(msgspec.Struct, array_like=True, tag="fs"):
-    """One forward: float32 (rows, hidden size); one byte per row, 1 where it is causal, or none."""
+    """One forward over the rows in memory; one byte per row, 1 where it is causal, or none."""
 
     number: int
-    rows: bytes
     causal: bytes
 
 
@@ -91,10 +91,9 @@ class FixedOpened(msgspec.Struct, array_like=True, tag="fp"):
 
 
 class FixedOut(msgspec.Struct, array_like=True, tag="fh"):
-    """Hidden states of the rows, float32."""
+    """A step is done, and the hidden states of the rows are in memory."""
 
     number: int
-    hidden: bytes
 
 
 class Ready(msgspec.Struct, array_like=True, tag="r"):
@@ -188,10 +187,15 @@ class Frames:
 
 
 class Inlet:
-    """The engine's end of the socket: what has arrived, without waiting."""
+    """The engine's end of the socket: what has arrived, without waiting.
 
-    def __init__(self, sock: socket.socket) -> None:
+    Args:
+        rows: descriptor of the memory that the role shares for fixed rows (`shared_rows.RowsFile`); -1: none.
+    """
+
+    def __init__(self, sock: socket.socket, rows: int = -1) -> None:
         self.sock = sock
+        self.rows = rows
         self._frames = Frames()
         self.closed = False
 

@@ -1,4 +1,5 @@
-"""The engine process: `python -m omni_flow.compute.sglang.worker FD CONFIG`. One model, SGLang's scheduler, one socket.
+"""The engine process: `python -m omni_flow.compute.sglang.worker SOCKET ROWS CONFIG`, two descriptors and JSON. One
+model, SGLang's scheduler, one socket.
 
 It ends when the socket does, so it never outlives its role.
 """
@@ -182,9 +183,8 @@ def start(config: EngineConfig, inlet: Inlet) -> Any:
     return scheduler
 
 
-def serve(fd: int, config: EngineConfig) -> int:
+def serve(inlet: Inlet, config: EngineConfig) -> int:
     """Run until the socket ends. Returns the exit status."""
-    inlet = Inlet(socket.socket(fileno=fd))
     try:
         scheduler = start(config, inlet)
     except (ComputeError, DataError) as error:
@@ -206,8 +206,9 @@ def serve(fd: int, config: EngineConfig) -> int:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    config = msgspec.json.decode(sys.argv[2], type=EngineConfig)
-    status = serve(int(sys.argv[1]), config)
+    sock, rows, config = sys.argv[1:]
+    inlet = Inlet(socket.socket(fileno=int(sock)), int(rows))
+    status = serve(inlet, msgspec.json.decode(config, type=EngineConfig))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

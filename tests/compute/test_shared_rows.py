@@ -1,0 +1,51 @@
+"""The memory of fixed rows: two mappings of one place, places of their own, and nothing of it left."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+from omni_flow.compute.errors import EngineFull
+from omni_flow.compute.sglang.shared_rows import RowsFile, SharedRows
+
+
+def resident(file: RowsFile) -> int:
+    """Bytes of memory that the file takes."""
+    return 512 * os.fstat(file.fd).st_blocks
+
+
+def test_what_one_end_writes_the_other_reads_and_sessions_have_places_of_their_own() -> None:
+    file = RowsFile()
+    places = [file.place(rows, 7) for rows in (3, 2000, 1)]
+    ours = [SharedRows(file.fd, at, rows, 7) for at, rows in zip(places, (3, 2000, 1), strict=True)]
+    theirs = [SharedRows(file.fd, at, rows, 7) for at, rows in zip(places, (3, 2000, 1), strict=True)]
+    assert resident(file) == 0
+    for number, one in enumerate(ours):
+        one.given[:], one.made[:] = number + 1, -number - 1
+    for number, other in enumerate(theirs):
+        assert (other.given == number + 1).all()
+        assert (other.made == -number - 1).all()
+        assert other.given.dtype == np.float32
+    file.close()
+
+
+def test_a_session_that_gives_back_leaves_nothing_and_the_others_theirs() -> None:
+    file = RowsFile()
+    one, two = (SharedRows(file.fd, file.place(1000, 64), 1000, 64) for _ in range(2))
+    one.given[:], two.made[:] = 1, 2
+    held = resident(file)
+    one.give_back()
+    assert 0 < resident(file) <= held // 2
+    assert (two.made == 2).all()
+    two.give_back()
+    assert resident(file) == 0
+    file.close()
+
+
+def test_what_cannot_be_mapped_is_refused_in_words() -> None:
+    closed = RowsFile()
+    closed.close()
+    with pytest.raises(EngineFull, match="5 rows of 7 can't be mapped"):
+        SharedRows(closed.fd, 0, 5, 7)
