@@ -21,30 +21,31 @@ from omni_flow.data.kv_client import (
     Request,
     Room,
     Stored,
+    abort_request,
     bring_request,
     commit_request,
+    drop_request,
     groups_request,
     lookup_request,
     match_of,
-    positions_column,
+    per_key,
+    probe_request,
     reserve_request,
     room_of,
+    session_tiers_request,
     stored_of,
+    unpin_request,
 )
 from omni_flow.data.link import Link, UnixLink, failure_of
 from omni_flow.data.messages import (
     L1,
     L2,
-    Abort,
     Group,
-    PoolName,
-    SessionEnd,
     SessionPages,
     SessionTiers,
     Tree,
-    Unpin,
 )
-from omni_flow.data.protocol import ERROR, EVENT, REPLY, Column, Message, Op, encode, keys_array
+from omni_flow.data.protocol import ERROR, EVENT, REPLY, Column, Message, Op, encode
 
 U32 = NDArray[np.uint32]
 
@@ -230,7 +231,7 @@ class AsyncMemoryManagerClient:
     async def abort(
         self, pool: str, token: int, *, positions: Sequence[int] | U32 | None = None, fence_ms: int = 0
     ) -> None:
-        await self.call(Op.ABORT, Abort(pool, token, fence_ms), positions_column(positions))
+        await self._ask(abort_request(pool, token, positions, fence_ms))
 
     async def lookup(self, pool: str, keys: Keys, *, pin: bool = True, tiers: int = L1 | L2) -> Match:
         return match_of(await self._ask(lookup_request(pool, keys, pin, tiers)))
@@ -241,27 +242,25 @@ class AsyncMemoryManagerClient:
         return match_of(await self._ask(groups_request(groups, pin, tiers)))
 
     async def unpin(self, pool: str, lease: int, *, positions: Sequence[int] | U32 | None = None) -> None:
-        await self.call(Op.UNPIN, Unpin(pool, lease), positions_column(positions))
+        await self._ask(unpin_request(pool, lease, positions))
 
     async def probe(self, pool: str, keys: Keys) -> NDArray[np.uint8]:
-        reply = await self.call(Op.PROBE, PoolName(pool), (keys_array(keys),))
-        return reply.column(0, "|u1")
+        return per_key(await self._ask(probe_request(pool, keys)))
 
     async def drop(self, pool: str, keys: Keys) -> NDArray[np.uint8]:
-        reply = await self.call(Op.DROP, PoolName(pool), (keys_array(keys),))
-        return reply.column(0, "|u1")
+        return per_key(await self._ask(drop_request(pool, keys)))
 
     async def fetch(self, pool: str, keys: Keys, *, tier: int = L1, timeout: float = 10.0) -> NDArray[np.uint8]:
-        return (await self._ask(bring_request("fetch", pool, keys, "", tier, timeout))).column(0, "|u1")
+        return per_key(await self._ask(bring_request("fetch", pool, keys, "", tier, timeout)))
 
     async def pull(self, pool: str, keys: Keys, peer: str, *, timeout: float = 30.0) -> NDArray[np.uint8]:
-        return (await self._ask(bring_request("pull", pool, keys, peer, L1, timeout))).column(0, "|u1")
+        return per_key(await self._ask(bring_request("pull", pool, keys, peer, L1, timeout)))
 
     async def push(self, pool: str, keys: Keys, peer: str, *, timeout: float = 30.0) -> NDArray[np.uint8]:
-        return (await self._ask(bring_request("push", pool, keys, peer, L1, timeout))).column(0, "|u1")
+        return per_key(await self._ask(bring_request("push", pool, keys, peer, L1, timeout)))
 
     async def session_tiers(self, session: str) -> tuple[SessionPages, ...]:
-        return (await self.call(Op.S_TIERS, SessionEnd(session))).body(SessionTiers).pages
+        return (await self._ask(session_tiers_request(session))).body(SessionTiers).pages
 
     async def ping(self) -> None:
         await self.call(Op.PING)

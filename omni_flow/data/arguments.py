@@ -7,6 +7,8 @@ import operator
 from reprlib import repr as brief
 from typing import Final
 
+import numpy as np
+
 from omni_flow.data.errors import BadArgument
 
 MOST: Final = (1 << 63) - 1
@@ -46,12 +48,28 @@ def real(argument: str, value: object, least: float = 0.0, most: float = DAY_S) 
     return number
 
 
+def flag(argument: str, value: object) -> bool:
+    """`value`, True or False. Raises BadArgument: anything else."""
+    if value is True or value is False:
+        return value
+    if isinstance(value, np.bool_):
+        return bool(value)
+    raise BadArgument(f"{argument}: {brief(value)}", "give True or False")
+
+
+def milliseconds(argument: str, value: object) -> int:
+    """A time of at most a day, given in seconds. Raises BadArgument: anything else."""
+    return int(real(argument, value) * 1000)
+
+
 def text(argument: str, value: object, most: int, least: int = 1) -> str:
     """`value`, a text of `least` to `most` characters that can be encoded.
 
     Raises:
         BadArgument: anything else.
     """
+    if type(value) is str and least <= len(value) <= most and value.isascii():
+        return value
     if isinstance(value, str) and least <= len(value) <= most:
         with contextlib.suppress(UnicodeEncodeError):
             value.encode()

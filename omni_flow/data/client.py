@@ -14,13 +14,14 @@ from typing import Any
 import msgspec
 
 from omni_flow.data.arena import Arena
+from omni_flow.data.arguments import YEAR_S, flag, real, text, whole
 from omni_flow.data.device_arena import DeviceArena
 from omni_flow.data.errors import BadArgument, CallTimeout, Disconnected, Refused, StaleEpoch
 from omni_flow.data.handshake import naming_vector
 from omni_flow.data.hostid import host_id
 from omni_flow.data.kv_client import KvCalls
 from omni_flow.data.link import Link, UnixLink, ask_descriptor, close_fds, descriptor_of, failure_of, open_link
-from omni_flow.data.messages import ArenaInfo, ArenaRef, Hello, SessionsAfter, Tree, Welcome
+from omni_flow.data.messages import MAX_NAME, ArenaInfo, ArenaRef, Hello, SessionsAfter, Tree, Welcome
 from omni_flow.data.protocol import ERROR, EVENT, REPLY, Column, Message, Op, encode
 
 
@@ -34,6 +35,8 @@ class MemoryManagerClient(KvCalls):
         read_only: map everything read-only and refuse to reserve.
         quotas: pool → L1 pages that must always be available to this session.
         timeout: seconds a call may take beyond the wait it asks for.
+
+    An argument that can't be meant, here or in a call, is refused with `BadArgument`, which names it.
 
     After `StaleEpoch` the client is registered with the new server; whatever it held at the old one is gone, and arenas
     must be asked for again.
@@ -51,12 +54,15 @@ class MemoryManagerClient(KvCalls):
         shared_key: str = "",
         timeout: float = 30.0,
     ) -> None:
-        self.address = address
-        self.timeout = timeout
+        self.address = text("address", address, 4096)
+        self.timeout = real("timeout", timeout, 0.001)
         self.on_event: Callable[[Message], None] | None = None
         self.on_stale: list[Callable[[], None]] = []
         self.on_trim: list[Callable[[], None]] = []
-        self._hello = Hello(role, name, read_only, quotas or {}, kinds, os.getpid(), host_id(), naming_vector())
+        shown, part = text("name", name, 200, least=0), text("role", role, 200)
+        promised = {text("quotas", pool, MAX_NAME): whole("quotas", pages) for pool, pages in (quotas or {}).items()}
+        only_read, can = flag("read_only", read_only), tuple(text("kinds", kind, 200) for kind in kinds)
+        self._hello = Hello(part, shown, only_read, promised, can, os.getpid(), host_id(), naming_vector())
         self._shared_key = shared_key
         self._request = 0
         self._closed = False
@@ -131,7 +137,7 @@ class MemoryManagerClient(KvCalls):
 
     def wait_end(self, timeout: float | None = None) -> bool:
         """Wait until the server has gone, taking events in meanwhile; False when the time is over first."""
-        until = None if timeout is None else time.monotonic() + timeout
+        until = None if timeout is None else time.monotonic() + real("timeout", timeout, 0.0, YEAR_S)
         try:
             while True:
                 message = self.link.receive(None if until is None else max(0.0, until - time.monotonic()), fds=False)
@@ -231,7 +237,9 @@ class MemoryManagerClient(KvCalls):
             ) from error
 
     def _ref(self, name: str, write: bool) -> ArenaRef:
-        return ArenaRef(name, write, self.welcome.session, self.welcome.secret)
+        return ArenaRef(
+            text("name", name, MAX_NAME + 10), flag("write", write), self.welcome.session, self.welcome.secret
+        )
 
     def device_arena(self, name: str, *, write: bool = False) -> DeviceArena:
         """Map an arena that lies on a GPU, in this process's primary context there, once per name and mode. Whether a

@@ -9,6 +9,8 @@ import msgspec
 L1: Final = 1
 L2: Final = 2
 L3: Final = 4
+MAX_NAME: Final = 512
+"""Longest name of a pool, of a session of callers, or of a peer."""
 TIER_NAMES: Final = {L1: "l1", L2: "l2", L3: "l3"}
 
 

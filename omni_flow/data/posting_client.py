@@ -3,35 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final, Generic, TypeVar
 
 from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.errors import CallTimeout, DataError
-from omni_flow.data.kv_client import U8, Keys, Request, positions_column
+from omni_flow.data.kv_client import Request
 from omni_flow.data.link import failure_of
-from omni_flow.data.messages import Abort, PoolName, Unpin
-from omni_flow.data.protocol import ERROR, REPLY, Message, Op, encode, keys_array
+from omni_flow.data.protocol import ERROR, REPLY, Message, encode
 
 T = TypeVar("T")
 _UNREAD: Final = 64
 """Answers that may lie in the socket before they are taken in."""
-
-
-def abort_request(pool: str, token: int, positions: Sequence[int]) -> Request:
-    return Request(Op.ABORT, Abort(pool, token, 0), positions_column(positions), 0.0)
-
-
-def unpin_request(pool: str, lease: int, positions: Sequence[int]) -> Request:
-    return Request(Op.UNPIN, Unpin(pool, lease), positions_column(positions), 0.0)
-
-
-def probe_request(pool: str, keys: Keys) -> Request:
-    return Request(Op.PROBE, PoolName(pool), (keys_array(keys),), 0.0)
-
-
-def tiers_of(reply: Message) -> U8:
-    return reply.column(0, "|u1").copy()
 
 
 class Answer(Generic[T]):

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from omni_flow.data.errors import BadMessage, DataError, Holder, from_code
+from omni_flow.data.errors import BadArgument, BadMessage, DataError, Holder, from_code
 
 VERSION: Final = 1
 MAX_MESSAGE: Final = 160 * 1024
@@ -300,13 +300,17 @@ def keys_array(keys: Sequence[bytes] | Column) -> Column:
     """Keys as an (n, 32) array of u8.
 
     Raises:
-        BadMessage: a key that is not 32 bytes long.
+        BadArgument: they are no keys, or one is not 32 bytes long.
     """
     if isinstance(keys, np.ndarray):
         if keys.ndim != 2 or keys.shape[1] != KEY_BYTES or keys.itemsize != 1:
-            raise BadMessage(f"keys of shape {keys.shape}", "give an array of shape (n, 32) and type u1")
+            raise BadArgument(f"keys of shape {keys.shape} and type {keys.dtype}", "give an array (n, 32) of type u1")
         return keys
-    raw = b"".join(keys)
-    if len(raw) != KEY_BYTES * len(keys):
-        raise BadMessage("a key that is not 32 bytes long", "keys are SHA-256 digests")
+    try:
+        raw = b"".join(keys)
+        count = len(keys)
+    except TypeError as error:
+        raise BadArgument(f"keys: {error}", "give a list of bytes, or an array (n, 32) of type u1") from error
+    if len(raw) != KEY_BYTES * count:
+        raise BadArgument("keys: one is not 32 bytes long", "keys are SHA-256 digests")
     return np.frombuffer(raw, np.uint8).reshape(-1, KEY_BYTES)

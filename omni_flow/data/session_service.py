@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from omni_flow.data.errors import BadArgument, Refused
 from omni_flow.data.kv_pool import KvPool
 from omni_flow.data.kv_service import KvService
-from omni_flow.data.messages import L1, L2, L3, SessionEnd, SessionKeep, SessionPages, SessionTiers
+from omni_flow.data.messages import L1, L2, L3, MAX_NAME, SessionEnd, SessionKeep, SessionPages, SessionTiers
 from omni_flow.data.page_table import SEALED
 from omni_flow.data.protocol import Message, Op, keys_array
 from omni_flow.data.session import BaseService, Handler, Session
@@ -25,7 +25,6 @@ SHARE: Final = 0.5
 LEVEL: Final = 2
 """Priority of kept pages; see `Hint`."""
 SLICE_KEYS: Final = 64
-MAX_NAME: Final = 512
 
 
 @dataclass(slots=True, eq=False)

@@ -9,12 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omni_flow.data.errors import PoolFull
-from omni_flow.data.ledger import BLOCK
-from omni_flow.data.messages import TempRetract
 from omni_flow.data.protocol import Op
 from omni_flow.data.temp_arrays import Share, TempBuffer
 from omni_flow.data.temp_buffers import Maps, TempBuffers
-from omni_flow.data.temp_client import copy_in, dtype_name, lease_body, leased_of
+from omni_flow.data.temp_client import copy_in, described, dtype_name, lease_body, leased_of, retract_body
 from omni_flow.refs import TensorRef
 
 if TYPE_CHECKING:
@@ -74,7 +72,7 @@ class AsyncTempClient:
 
     def publish(self, buffer: TempBuffer, dtype: str, shape: tuple[int, ...], consumers: int = 1) -> TensorRef:
         """See `TempBuffers.publish`."""
-        return self.buffers.publish(buffer, dtype, shape, consumers)
+        return self.buffers.publish(buffer, *described(dtype, shape), consumers)
 
     async def put(self, array: NDArray[Any], consumers: int = 1, *, timeout: float = 10.0) -> TensorRef:
         """See `TempClient.put`."""
@@ -119,4 +117,4 @@ class AsyncTempClient:
 
     async def retract(self, ref: TensorRef, shares: int = 1) -> None:
         """See `TempClient.retract`."""
-        await self._client.call(Op.T_RETRACT, TempRetract(ref.offset // BLOCK, ref.generation, shares))
+        await self._client.call(Op.T_RETRACT, retract_body(ref, shares))

@@ -13,7 +13,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from omni_flow.data.arena import Arena
-from omni_flow.data.errors import BadArgument, PoolFull, Refused, StaleDescriptor
+from omni_flow.data.arguments import whole
+from omni_flow.data.errors import PoolFull, Refused, StaleDescriptor
 from omni_flow.data.ledger import (
     BACK_AT,
     BLOCK,
@@ -136,8 +137,8 @@ class TempBuffers:
         arena = self.maps.writer
         if arena is None:
             raise Refused("a read-only session makes no buffers", "connect without read_only")
-        if nbytes < 1:
-            raise BadArgument(f"a buffer of {nbytes} bytes", "at least one")
+        if type(nbytes) is not int or nbytes < 1:
+            nbytes = whole("nbytes", nbytes, 1)
         stock = self._stocks[_order(nbytes)]
         stock.used = True
         magazine, published = stock.magazine, stock.published
@@ -243,8 +244,8 @@ class TempBuffers:
 
     def hand_over(self, buffer: TempBuffer, consumers: int) -> None:
         """The ledger's part of `publish`."""
-        if not 1 <= consumers <= MAX_FANOUT:
-            raise BadArgument(f"{consumers} consumers", f"1 to {MAX_FANOUT}")
+        if type(consumers) is not int or not 1 <= consumers <= MAX_FANOUT:
+            consumers = whole("consumers", consumers, 1, MAX_FANOUT)
         cells = self._cells
         at = buffer.entry * CELLS
         if cells[at] != LEASED or cells[at + 2] != buffer.slot or cells[at + 3] != buffer.generation:
@@ -283,11 +284,14 @@ class TempBuffers:
 
         Raises:
             StaleDescriptor: the slot is no longer the one described, or its only share has been taken.
+            BadArgument: no number of shares.
             PoolFull: the ledger has no room for one more share until some are released and the server has looked.
         """
         offset, generation = ref.offset, ref.generation
         slot, inside = divmod(offset, BLOCK)
-        if inside or slot >= self._blocks or offset + ref.nbytes > self._size:
+        if type(shares) is not int or not 1 <= shares <= MAX_FANOUT:
+            shares = whole("shares", shares, 1, MAX_FANOUT)
+        if inside or not 0 <= slot < self._blocks or offset + ref.nbytes > self._size or not 0 <= generation <= U32:
             raise StaleDescriptor(f"{ref.nbytes} bytes at {offset} lie outside the arena", "is it of this node?")
         cells, given = self._cells, self._given
         at = given.popleft() if given and cells[given[0]] == NONE else self._held_entry()
@@ -408,8 +412,8 @@ class TempBuffers:
             StaleDescriptor: the share has been released, or the slot is no longer the one described.
             PoolFull: see `may_forward`.
         """
-        if not 1 <= consumers <= MAX_FANOUT:
-            raise BadArgument(f"{consumers} consumers", f"1 to {MAX_FANOUT}")
+        if type(consumers) is not int or not 1 <= consumers <= MAX_FANOUT:
+            consumers = whole("consumers", consumers, 1, MAX_FANOUT)
         if not self.holds(share):
             raise StaleDescriptor(f"slot at {share.ref.offset} is not held by this client", "publish a copy")
         if not self.may_forward:

@@ -6,14 +6,16 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Sequence
+from reprlib import repr as brief
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from omni_flow.data.arguments import milliseconds, text, whole
 from omni_flow.data.errors import BadArgument, Disconnected, PoolFull
-from omni_flow.data.ledger import BLOCK
+from omni_flow.data.ledger import BLOCK, MAX_FANOUT
 from omni_flow.data.messages import TempLease, TempLeased, TempRetract
 from omni_flow.data.protocol import Message, Op
 from omni_flow.data.temp_arrays import Share, TempBuffer, has_bytes
@@ -28,7 +30,18 @@ _PART = 4096
 
 
 def lease_body(nbytes: int, count: int, timeout: float) -> TempLease:
-    return TempLease(nbytes, count, int(timeout * 1000))
+    return TempLease(whole("nbytes", nbytes, 1), count, milliseconds("timeout", timeout))
+
+
+def described(dtype: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
+    """What a publication says of its buffer. Raises BadArgument: no type's name, or no shape."""
+    if not isinstance(shape, tuple):
+        raise BadArgument(f"shape: {brief(shape)}", "give a tuple")
+    return text("dtype", dtype, 100), tuple(whole("shape", extent) for extent in shape)
+
+
+def retract_body(ref: TensorRef, shares: int) -> TempRetract:
+    return TempRetract(ref.offset // BLOCK, ref.generation, whole("shares", shares, 1, MAX_FANOUT))
 
 
 def leased_of(reply: Message) -> tuple[int, list[tuple[int, int, int]]]:
@@ -118,7 +131,7 @@ class TempClient:
 
     def publish(self, buffer: TempBuffer, dtype: str, shape: tuple[int, ...], consumers: int = 1) -> TensorRef:
         """See `TempBuffers.publish`."""
-        return self.buffers.publish(buffer, dtype, shape, consumers)
+        return self.buffers.publish(buffer, *described(dtype, shape), consumers)
 
     def put(self, array: NDArray[Any], consumers: int = 1, *, timeout: float = 10.0) -> TensorRef:
         """Copy an array in and publish it. Raises BadArgument: its elements are no numbers."""
@@ -195,7 +208,7 @@ class TempClient:
     def retract(self, ref: TensorRef, shares: int = 1) -> None:
         """Take back shares of an own published buffer that nobody will adopt (a send failed, a request was closed)."""
         with self._lock:
-            self._client.call(Op.T_RETRACT, TempRetract(ref.offset // BLOCK, ref.generation, shares))
+            self._client.call(Op.T_RETRACT, retract_body(ref, shares))
 
 
 encode_ref = msgspec.msgpack.Encoder().encode

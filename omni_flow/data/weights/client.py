@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from reprlib import repr as brief
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 
 from omni_flow.data import cuda
 from omni_flow.data.arena import Arena, available_bytes
+from omni_flow.data.arguments import real, whole
 from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.device_arena import DeviceArena
 from omni_flow.data.errors import BadArgument, DataError, OutOfMemory, UnknownName
@@ -174,8 +176,12 @@ class WeightClient:
         then.
         """
         wanted = [specs] if isinstance(specs, TensorSpec) else list(specs)
-        if not wanted:
-            raise BadArgument("no tensors asked for", "give at least one")
+        if not wanted or not all(isinstance(spec, TensorSpec) for spec in wanted):
+            raise BadArgument(f"specs: {brief(specs)}", "give at least one TensorSpec, and nothing else")
+        if not callable(loader):
+            raise BadArgument(f"loader: {brief(loader)}", "give a function of a TensorSpec and a memoryview")
+        version = version if version is None else whole("version", version)
+        device, timeout_s = whole("device", device, -1, 1 << 16), real("timeout_s", timeout_s)
         found: WeightSet | None = None
         try:
             for at in range(0, len(wanted), m.MAX_SPECS):
@@ -201,20 +207,24 @@ class WeightClient:
     def switch(self, family: Family, version: int) -> int:
         """Make a staged version the current one, in one step; returns the one it replaces. Subscribers are told; new
         KV namespaces carry the new number. Raises: SwitchRefused, Refused."""
-        return self.client.call(m.W_SWITCH, m.WeightVersion(family, version)).body(m.WeightVersion).version
+        body = m.WeightVersion(_family(family), whole("version", version))
+        return self.client.call(m.W_SWITCH, body).body(m.WeightVersion).version
 
     def subscribe(self, family: Family, on_switch: Callable[[Family, int], None]) -> int:
         """Be told of every switch from now on; returns the current version. `on_switch` runs whenever this client
         receives, so in the middle of other calls: it should only note the number."""
-        self._on_switch[family] = on_switch
+        if not callable(on_switch):
+            raise BadArgument(f"on_switch: {brief(on_switch)}", "give a function of a Family and a number")
+        self._on_switch[_family(family)] = on_switch
         self.client.on_event = self._event
         return self.client.call(m.W_SUBSCRIBE, m.WeightFamily(family)).body(m.WeightVersion).version
 
     def manifest(self, family: Family, version: int | None = None) -> list[ManifestEntry]:
         """All sealed tensors of a version (None: the current one) with the digests of their contents."""
+        version = version if version is None else whole("version", version)
         entries: list[ManifestEntry] = []
         while True:
-            ask = m.WeightManifest(family, version, len(entries))
+            ask = m.WeightManifest(_family(family), version, len(entries))
             page = self.client.call(m.W_MANIFEST, ask).body(m.WeightManifestPage)
             entries += page.entries
             version = page.version
@@ -306,6 +316,12 @@ def _pinned(size: int) -> Iterator[NDArray[np.uint8]]:
     finally:
         if pinned:
             cuda.unregister_host(room.ctypes.data)
+
+
+def _family(family: object) -> Family:
+    if not isinstance(family, Family):
+        raise BadArgument(f"family: {brief(family)}", "give a Family")
+    return family
 
 
 def _names(answer: m.WeightAnswer) -> set[WeightName]:

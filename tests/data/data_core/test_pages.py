@@ -147,7 +147,7 @@ def test_tokens_of_others_are_worth_nothing(manager: Make) -> None:
         room = one.reserve("kv", 2)
         store(one, names := keys(2))
         lease = one.lookup("kv", names).lease
-        for token in (room.token, lease, 0, 1 << 40, -1):
+        for token in (room.token, lease, 0, 1 << 40):
             with pytest.raises(BadToken):
                 other.commit("kv", token, keys(2))
             with pytest.raises(BadToken):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from omni_flow.data.errors import BadToken, Disconnected
-from omni_flow.data.kv_client import commit_request, stored_of
-from omni_flow.data.posting_client import PostingClient, abort_request, probe_request, tiers_of, unpin_request
+from omni_flow.data.kv_client import abort_request, commit_request, per_key, probe_request, stored_of, unpin_request
+from omni_flow.data.posting_client import PostingClient
 
 from .conftest import Make, keys
 
@@ -15,10 +15,10 @@ def test_posted_requests_take_effect_in_order_and_their_answers_are_read_when_wa
     with PostingClient(manager().path) as client:
         room = client.reserve("kv", 8)
         names = keys(8)
-        before = client.post(probe_request("kv", names), tiers_of)
+        before = client.post(probe_request("kv", names), per_key)
         first = client.post(commit_request("kv", room.token, names[:4], range(4), True, True), stored_of)
         second = client.post(commit_request("kv", room.token, names[4:], range(4, 8), True, True), stored_of)
-        after = client.post(probe_request("kv", names), tiers_of)
+        after = client.post(probe_request("kv", names), per_key)
         assert client.lookup("kv", names, pin=False).pages == 8  # a call in between
         assert after().tolist() == [1] * 8
         assert before().tolist() == [0] * 8
@@ -35,7 +35,7 @@ def test_answers_that_nobody_reads_are_taken_in(manager: Make) -> None:
         for at in range(200):
             client.post(abort_request("kv", room.token, [at]))
         for _ in range(5000):
-            client.post(probe_request("kv", keys(1)), tiers_of)
+            client.post(probe_request("kv", keys(1)), per_key)
         assert client.reserve("kv", 200).slots.size == 200
 
 
@@ -44,13 +44,13 @@ def test_a_failure_whose_answer_nobody_reads_is_told_by_the_next_request(manager
         client.post(unpin_request("kv", 12345, [0]))
         client.ping()
         with pytest.raises(BadToken, match="12345"):
-            client.post(probe_request("kv", keys(1)), tiers_of)
+            client.post(probe_request("kv", keys(1)), per_key)
 
 
 def test_a_failure_is_told_where_its_answer_is_read_and_only_there(manager: Make) -> None:
     with PostingClient(manager().path) as client:
         wrong = client.post(commit_request("kv", 12345, keys(1), [0], True, True), stored_of)
-        right = client.post(probe_request("kv", keys(1)), tiers_of)
+        right = client.post(probe_request("kv", keys(1)), per_key)
         assert right().tolist() == [0]
         with pytest.raises(BadToken, match="12345"):
             wrong()
@@ -61,5 +61,5 @@ def test_the_answers_of_a_server_that_has_died_do_not_come(manager: Make) -> Non
     client = PostingClient(made.path)
     made.kill()
     with pytest.raises(Disconnected):
-        client.post(probe_request("kv", keys(1)), tiers_of)()
+        client.post(probe_request("kv", keys(1)), per_key)()
     client.close()
