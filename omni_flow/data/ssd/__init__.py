@@ -7,7 +7,7 @@ first, then:
     recovery.py   reading a directory back            opening.py    from files to a tier that serves
     segments.py   room in segments (pure)             table.py      what is known of each record (pure)
     keeper.py     sealing, reclaim, probing           carry.py      what reclaim carries over
-    batch.py      I/Os with deadlines
+    writer.py     putting records                     batch.py      I/Os with deadlines
     breaker.py    turning a sick disk off (pure)      directory.py  lock, epoch, file names
     io.py         the seam to the disk                core.py       state under one lock, I/O on records
 """
@@ -16,7 +16,8 @@ from omni_flow.data.ssd.config import Counters, SsdConfig, SsdStats
 from omni_flow.data.ssd.errors import BadSsdConfig, BufferMismatch, DirectIoUnsupported, DirectoryBusy, SsdError
 from omni_flow.data.ssd.format import Kind
 from omni_flow.data.ssd.io import Io, OsIo, aligned_buffer
-from omni_flow.data.ssd.tier import NO_PLACE, GetResult, PutResult, SsdTier
+from omni_flow.data.ssd.tier import GetResult, SsdTier
+from omni_flow.data.ssd.writer import NO_PLACE, PutResult
 
 __all__ = [
     "NO_PLACE",

@@ -35,9 +35,20 @@ class Core:
         self._headers = threading.local()
         self._telling = threading.Lock()
         self._told = True
+        self.closed = False
         # Bytes that reclaim may still carry over without exceeding the write amplification.
         self.move_budget = 0.0
         self.directory = SegmentDirectory(config.path, io, require_direct=config.require_direct)
+
+    @property
+    def serving(self) -> bool:
+        """Whether the disk may be asked. Needs the lock."""
+        return self.breaker.closed and not self.closed
+
+    def healthy(self) -> bool:
+        """Whether the breaker lets I/O through."""
+        with self.lock:
+            return self.breaker.closed
 
     def kind_number(self, kind: Kind) -> int:
         """Returns the table's number for a kind. Needs the lock."""
