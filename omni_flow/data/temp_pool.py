@@ -9,16 +9,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 
-from omni_flow.data.buddy import MIN_BLOCK, Buddy, Extents
-from omni_flow.data.errors import BadArgument, BadToken, DataError, Holder, NeverFits, PoolFull
+from omni_flow.data.errors import BadArgument, BadToken, DataError, NeverFits
 from omni_flow.data.ledger import (
     BACK_AT,
     BLOCK,
     CELLS,
-    LEASED,
     MAX_FANOUT,
     NONE,
-    OWNED,
     PUBLISHED,
     ROW,
     SOLE,
@@ -27,9 +24,9 @@ from omni_flow.data.ledger import (
     U32,
 )
 from omni_flow.data.temp_account import Slot, TempAccount
-from omni_flow.data.waits import Waiter, WaitQueue
+from omni_flow.data.temp_room import Leased, TempRoom
+from omni_flow.data.waits import Waiter
 
-Leased = list[tuple[int, int, int]]
 _RECHECK_S = 0.01
 _HOT_BYTES = 256 << 10
 """From this size on a lease first looks for what has just been released: reusing it is worth more than the look."""
@@ -39,86 +36,16 @@ SETTLED_S = 1.0
 """How often a settled slot that somebody still holds is looked at."""
 
 
-class TempPool:
-    """See the module.
-
-    Args:
-        size: bytes of the block area.
-        large: bytes of the area behind it for what is larger than the largest block.
-        client_bytes: bound for one client; 0: none.
-        orphan_s: patience with unadopted shares of a dead producer.
-        table: the shared table of slots, `ROW` cells per 4 KiB of the arena.
-
-    `pressure()` is called when there is no room, for all clients to give back what they don't use.
-    """
-
-    def __init__(self, size: int, large: int, client_bytes: int, orphan_s: float, table: memoryview) -> None:
-        self.blocks = Buddy(size)
-        self.extents = Extents(self.blocks.size, large)
-        self.client_bytes = client_bytes
-        self.orphan_s = orphan_s
-        self._table = table
-        self.slots: dict[int, Slot] = {}
-        self.accounts: dict[int, TempAccount] = {}
-        self.waits = WaitQueue()
-        self.orphans: dict[int, Slot] = {}
-        self.closing: list[Slot] = []
-        self.pressure: Callable[[], None] = lambda: None
-        self._press_again = 0.0
-        self.counters: dict[str, int] = dict.fromkeys(
-            (
-                "leased",
-                "freed",
-                "harvests",
-                "waits",
-                "orphaned",
-                "orphans_dropped",
-                "renewed",
-                "forwarded",
-                "bad_releases",
-                "bad_forwards",
-                "retracted",
-                "settled",
-            ),
-            0,
-        )
-
-    def open(self, session: int, pid: int, name: str) -> TempAccount:
-        account = TempAccount(session, pid, name)
-        self.accounts[session] = account
-        return account
-
-    def capacity(self) -> int:
-        return self.blocks.size + self.extents.size
+class TempPool(TempRoom):
+    """See the module; arguments as of `TempRoom`."""
 
     def is_published(self, slot: Slot) -> bool:
-        """Whether a slot that is not free has been published."""
-        return self._shares(slot) >= 0
+        """Whether a slot has been published and is not back."""
+        return self._shares(slot) > 0
 
     def published(self) -> int:
         """Slots that have been published and are not free again."""
-        return sum(self._shares(slot) > 0 for slot in self.slots.values()) + len(self.closing)
-
-    def free_bytes(self) -> int:
-        return self.blocks.free_bytes + self.extents.free_bytes
-
-    def size_of(self, nbytes: int) -> tuple[int, int]:
-        """Size and class of the slot for a request; class -1 is the large area.
-
-        Raises:
-            NeverFits: larger than any slot there can be.
-        """
-        if nbytes <= self.blocks.largest:
-            order = Buddy.order_of(nbytes)
-            return MIN_BLOCK << order, order
-        size = (nbytes + MIN_BLOCK - 1) // MIN_BLOCK * MIN_BLOCK
-        if size > self.extents.size:
-            raise NeverFits(
-                f"a buffer of {nbytes} bytes: the largest block is {self.blocks.largest}, the large area "
-                f"{self.extents.size}",
-                "raise temp_bytes or temp_large_bytes",
-            )
-        return size, -1
+        return sum(map(self.is_published, self.slots.values())) + len(self.closing)
 
     # -- leases -------------------------------------------------------------------------------------------------
 
@@ -179,91 +106,6 @@ class TempPool:
             account.own_wait.add(Waiter(account.session, size, deadline, admit, expire))
         else:
             self.waits.add(Waiter(account.session, size, deadline, serve, expire))
-
-    def _enough(self, size: int) -> bool:
-        return self.free_bytes() - size >= self.capacity() // 16
-
-    def _take(self, account: TempAccount, size: int, order: int, count: int) -> Leased:
-        got: Leased = []
-        ledger = account.ledger
-        assert ledger is not None
-        if self.client_bytes:
-            count = min(count, (self.client_bytes - account.bytes) // size)
-        for _ in range(min(count, len(account.free_entries))):
-            at = self.extents.take(size) if order < 0 else self.blocks.take(order)
-            if at is None:
-                break
-            number = at // BLOCK
-            entry = account.free_entries.pop()
-            slot = Slot(number, size, order, account.session, entry, self._table[number * ROW])
-            self.slots[number] = account.owned[entry] = slot
-            ledger[entry] = (LEASED, 0, number, slot.generation)
-            account.bytes += size
-            got.append((entry, number, slot.generation))
-        self.counters["leased"] += len(got)
-        return got
-
-    def _full(self, account: TempAccount, size: int, within: bool) -> PoolFull:
-        rows = sorted(self.accounts.values(), key=lambda a: -a.bytes)[:8]
-        holders = tuple(Holder(a.session, a.pid, a.name, a.bytes, a.shares()) for a in rows if a.bytes)
-        if not within:
-            return PoolFull(
-                f"session {account.session} holds {account.bytes} bytes of TempBuffers in {len(account.owned)} slots, "
-                f"the bound is {self.client_bytes} bytes and {OWNED} slots",
-                "consumers must release first",
-                holders,
-            )
-        orphaned = sum(slot.size for slot in self.orphans.values())
-        return PoolFull(
-            f"no slot of {size} bytes: {self.free_bytes()} of {self.capacity()} bytes are free, the largest piece is "
-            f"{max(self.blocks.largest_free(), self.extents.largest_free())}, {orphaned} bytes "
-            "have no producer any more",
-            "wait longer, or let the holders release",
-            holders,
-        )
-
-    def _free(self, slot: Slot) -> None:
-        """The slot is free, its descriptors are stale."""
-        del self.slots[slot.number]
-        self.orphans.pop(slot.number, None)
-        self._raise(slot)
-        owner = self.accounts.get(slot.owner)
-        if owner is not None:
-            owner.disown(slot)
-        self._recycle(slot)
-
-    def _raise(self, slot: Slot) -> int:
-        """The next generation of a slot: descriptors of the present one are stale. Its owner may have been further than
-        we saw."""
-        at = slot.number * ROW
-        generation = self._table[at] = (self._table[at] + 1) & U32
-        return generation
-
-    def _renew(self, slot: Slot) -> bool:
-        """All shares are back: lease the slot to its owner anew, if it may keep it. It is what the owner will most
-        likely need next, and still in its caches; so a client that goes on as before asks for nothing.
-
-        A client keeps an eighth of the pool at most, and nothing while somebody waits, little is free, or its own bound
-        is near.
-        """
-        owner = self.accounts.get(slot.owner)
-        if owner is None or self.waits or owner.own_wait or self.free_bytes() < self.capacity() // 4:
-            return False
-        if self.client_bytes and 2 * owner.bytes > self.client_bytes:
-            return False
-        if not owner.has_room_to_keep(slot.size, self.capacity() // 8):
-            return False
-        slot.begin(self._raise(slot))
-        owner.keep(slot)
-        self.counters["renewed"] += 1
-        return True
-
-    def _recycle(self, slot: Slot) -> None:
-        if slot.order < 0:
-            self.extents.give(slot.number * BLOCK, slot.size)
-        else:
-            self.blocks.give(slot.number * BLOCK, slot.order)
-        self.counters["freed"] += 1
 
     # -- shares -------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,8 @@ from omni_flow.data.protocol import Message, Op
 from omni_flow.data.session import BaseService, Handler, Session
 from omni_flow.data.temp_account import TempAccount
 from omni_flow.data.temp_overview import held, overview
-from omni_flow.data.temp_pool import Leased, TempPool
+from omni_flow.data.temp_pool import TempPool
+from omni_flow.data.temp_room import Leased
 
 
 class TempService(BaseService):
