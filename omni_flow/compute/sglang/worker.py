@@ -13,6 +13,7 @@ import socket
 import sys
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -170,7 +171,11 @@ def start(config: EngineConfig, inlet: Inlet) -> Any:
     publish(server, role="scheduler")
     kind: Any = scheduler_class()
     kind.inlet = inlet
-    scheduler = kind(server, PortArgs.init_new(server), 0, 0, 0, 0, 0, 0, None)
+    ports = PortArgs.init_new(server)
+    for name in vars(ports).values():
+        if isinstance(name, str) and name.startswith("ipc://"):  # a file each, for sockets that are never made
+            Path(name.removeprefix("ipc://")).unlink(missing_ok=True)
+    scheduler = kind(server, ports, 0, 0, 0, 0, 0, 0, None)
     plugin.verify(scheduler)
     mine.fixed = FixedRows(scheduler, graph=config.device == "cuda" and config.rows_graph)
     for rows in config.rows_at_start:
