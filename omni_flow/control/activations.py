@@ -1,7 +1,7 @@
-"""The activations of one share: from an open bucket to its tombstone. The lower half of `Share`.
+"""The activations of one share: from an open bucket to its tombstone. The middle layer of `Share`.
 
-A bucket is judged whenever one of its slots becomes known; what runs gives outputs; what is over is buried, with each
-prefix that is thereby done, and acknowledged. Nothing here knows how slots are filled.
+A bucket is judged whenever one of its slots becomes known; what runs gives outputs; what is over becomes a tombstone,
+with each prefix that is thereby done, and is acknowledged. Nothing here knows how slots are filled.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from omni_flow.control.credit import UNBOUNDED, Account, account_for
 from omni_flow.control.facts import ABSENT, ACK, END, Cell, Failure, Message, Torn, fact
 from omni_flow.control.host import Activation, Host, RoleError
 from omni_flow.control.plan import GATEWAY, Interface, Path, Plan, RolePlan, Slot, share_of
-from omni_flow.control.trees import Trees, nodes_at
+from omni_flow.control.trees import TOMBSTONE, Trees, nodes_at
 
 NO_ACCOUNTS: Final[Mapping[int, Account]] = {}
 
 
-class Activations:
+class Activations(Trees):
     """Those of share `index` of `role` in one request.
 
-    `shares[r]` is the number of shares of role r, `params` the request's snapshot, `credit` W in numbers and
-    `credit_bytes` in bytes per parent. `dropped` counts the messages that came again or for what is done.
+    `params` is the request's snapshot, `credit` W in numbers and `credit_bytes` in bytes per parent. `dropped` counts
+    the messages that came again or for what is done.
     """
 
-    __slots__ = ("_trees", "credit", "credit_bytes", "draining", "dropped", "host", "index", "interfaces", "params",
-                 "plan", "role", "running", "shares", "stopped_by_max_iters")  # fmt: skip
+    __slots__ = ("credit", "credit_bytes", "draining", "dropped", "host", "params", "plan", "running",
+                 "stopped_by_max_iters")  # fmt: skip
 
     def __init__(
         self,
@@ -40,20 +40,16 @@ class Activations:
         credit: int | None = None,
         credit_bytes: int = UNBOUNDED,
     ) -> None:
+        super().__init__(role, index, shares)
         self.plan = plan
-        self.role = role
-        self.index = index
-        self.shares = shares
         self.params = params
         self.host = host
         self.credit = plan.credit if credit is None else credit
         self.credit_bytes = credit_bytes
-        self.interfaces = role.members
         self.running: set[Activation] = set()
         self.draining: dict[tuple[int, Path], Account] = {}
         self.dropped = 0
         self.stopped_by_max_iters = 0
-        self._trees = Trees(len(role.members), index, shares[role.id])
 
     # ---- buckets --------------------------------------------------------------------------------------------
 
@@ -161,24 +157,26 @@ class Activations:
             for source_id, account in (node.accounts or NO_ACCOUNTS).items():
                 if account.open:
                     self.draining[source_id, node.path] = account
-            parent = self._trees.bury(interface, node)
+            parent = node.parent
             if parent is None:
+                self._roots[interface.index] = TOMBSTONE
                 return
             depth = len(node.path)
+            parent.finish(node.number, self._elsewhere_of(interface, parent))
             source = interface.acks[depth - 1]
             if source is not None:
                 self._send_ack(interface, source, parent.path, node.number)
             if interface.ordered and depth == len(interface.scope):
                 self._run_in_order(interface, parent)
-                if self._trees.is_done(interface, parent):
+                if self._is_done(interface, parent):
                     return  # by the last of those that just failed
-            if not self._trees.is_complete(interface, parent):
+            if parent.count is None or parent.closed < self._mine(interface, parent):
                 return
             node = parent
 
     def _release(self, interface: Interface, node: Node) -> None:
         """The end under `node` became known: if all its activations are closed, it is done."""
-        if self._trees.is_complete(interface, node) and not self._trees.is_done(interface, node):
+        if node.count is not None and node.closed >= self._mine(interface, node) and not self._is_done(interface, node):
             self._finish(interface, node)
 
     # ---- running activations --------------------------------------------------------------------------------

@@ -1,8 +1,10 @@
 """A share: one role's part of one request on one replica. The pure heart of the control flow.
 
 It takes messages in any order and any number of times, and says when an activation may run and what is to be sent. It
-knows no clock, socket or role code; a `Host` does what it asks for. This module is the upper half: what a message does
-to slots and joins. The lower half, `activations.py`, judges buckets, runs and buries them, and never calls up.
+knows no clock, socket or role code; a `Host` does what it asks for.
+
+It is one state machine in three layers, of which none calls up. At the bottom `trees.py` knows which prefixes there
+are; on it `activations.py` judges buckets, runs and closes them; this module is what a message does to slots and joins.
 
 The host calls `receive` for each message, and for a running activation `give` for each output, then `finish` or `fail`.
 A host must not call back into the share from `send`, `to_gateway` or `start`: it queues.
@@ -46,14 +48,14 @@ class Share(Activations):
             raise ValueError(f"a share takes facts, ends and acks, not message kind {kind}")
 
     def _fact(self, interface: Interface, slot: Slot, path: Path, cell: Cell) -> None:
-        if self._trees.hashed and not self._trees.owns(interface, path, slot.depth):
+        if self._hashed and not self._owns(interface, path, slot.depth):
             return
         if slot.join is Join.PLAIN:
             if slot.back:
                 if path[-1] + 1 >= interface.max_iters:
                     return
                 path = (*path[:-1], path[-1] + 1)
-            node = self._trees.node(interface, path)
+            node = self._node(interface, path)
             if node is None or node.cells[slot.index] is not WAITING:
                 self.dropped += 1
                 return
@@ -62,7 +64,7 @@ class Share(Activations):
                 self._set_n(interface, node, slot, cell)
             self._changed(interface, node, slot)
         elif slot.join is Join.WINDOW:
-            node = self._trees.node(interface, path[:-1])
+            node = self._node(interface, path[:-1])
             if node is None:
                 self._release_frames(interface, slot, path[:-1], [path[-1]])
                 return
@@ -70,7 +72,7 @@ class Share(Activations):
             windows.add(path[-1], cell)
             self._cut(interface, node, slot, windows)
         else:
-            node = self._trees.node(interface, path[: slot.depth])
+            node = self._node(interface, path[: slot.depth])
             if node is None or node.cells[slot.index] is not WAITING:
                 self.dropped += 1
                 return
@@ -83,9 +85,9 @@ class Share(Activations):
         path, count, torn = message.path, message.number, message.value
         for index in reader.slots:
             slot = interface.slots[index]
-            if self._trees.hashed and not self._trees.owns(interface, path, min(len(path), slot.depth)):
+            if self._hashed and not self._owns(interface, path, min(len(path), slot.depth)):
                 continue
-            node = self._trees.node(interface, path[: slot.depth])
+            node = self._node(interface, path[: slot.depth])
             if slot.join is Join.WINDOW:
                 if node is not None:
                     windows = self._windows(interface, node, slot)
@@ -95,8 +97,8 @@ class Share(Activations):
                 join = self._closing(interface, node, slot)
                 join.frames.end(path[slot.depth :], count, torn)
                 self._settle(interface, node, slot, join)
-        if reader.scope and not (self._trees.hashed and not self._trees.owns(interface, path, len(path))):
-            node = self._trees.node(interface, path)
+        if reader.scope and not (self._hashed and not self._owns(interface, path, len(path))):
+            node = self._node(interface, path)
             if node is not None and node.count is None:
                 node.count, node.torn = count, torn
                 self._release(interface, node)
@@ -110,7 +112,7 @@ class Share(Activations):
             if account.ack(message.number, message.value) and account.open == 0:
                 del self.draining[key]
             return
-        node = self._trees.node(interface, message.path)
+        node = self._node(interface, message.path)
         if node is None:
             return
         account = self._account(node, source.id)
@@ -218,16 +220,16 @@ class Share(Activations):
             activation.closed = True
         self.running.clear()
         self.draining.clear()
-        self._trees.clear()
+        self._clear()
         return running
 
     def census(self) -> Mapping[str, int]:
         """What is left: open nodes, running activations, open numbers, interfaces touched that are no tombstone."""
-        nodes = list(self._trees.nodes())
+        nodes = list(self._nodes())
         open_numbers = sum(a.open for n in nodes for a in (n.accounts or {}).values())
         return {
             "nodes": len(nodes),
             "running": len(self.running),
             "open_numbers": open_numbers + sum(a.open for a in self.draining.values()),
-            "untouched": self._trees.untouched(),
+            "untouched": self._untouched(),
         }

@@ -1,37 +1,39 @@
-"""The trees of prefixes of one share: which prefixes there are, which are done, and which are another share's."""
+"""The trees of prefixes of one share: which prefixes there are, which are done, and which are another share's.
+
+The lowest layer of `Share`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from omni_flow.control.buckets import Node
-from omni_flow.control.plan import Interface, Path, share_of
+from omni_flow.control.plan import Interface, Path, RolePlan, share_of
 
 TOMBSTONE: Final = Node(None, 0, 0)
 """Stands for an interface all of whose activations on this share are closed."""
 
 
 class Trees:
-    """One tree for each interface of a role, on share `index` of `shares`.
+    """One tree for each interface of `role`, on share `index`. `shares[r]` is the number of shares of role r."""
 
-    `hashed`: there are several shares, so each runs only the activations that hash to it.
-    """
+    __slots__ = ("_hashed", "_roots", "index", "interfaces", "role", "shares")
 
-    __slots__ = ("_index", "_roots", "hashed", "shares")
-
-    def __init__(self, interfaces: int, index: int, shares: int) -> None:
+    def __init__(self, role: RolePlan, index: int, shares: Sequence[int]) -> None:
+        self.role = role
+        self.index = index
         self.shares = shares
-        self.hashed = shares > 1
-        self._index = index
-        self._roots: list[Node | None] = [None] * interfaces
+        self.interfaces = role.members
+        self._roots: list[Node | None] = [None] * len(role.members)
+        self._hashed = shares[role.id] > 1
 
-    def owns(self, interface: Interface, path: Path, known: int) -> bool:
+    def _owns(self, interface: Interface, path: Path, known: int) -> bool:
         """Whether this share runs the activations of `interface` under `path`, of which `known` numbers count."""
         route = interface.route
-        return route > known or share_of(path[:route], self.shares) == self._index
+        return route > known or share_of(path[:route], self.shares[interface.role]) == self.index
 
-    def node(self, interface: Interface, path: Path) -> Node | None:
+    def _node(self, interface: Interface, path: Path) -> Node | None:
         """The node at `path`, made if need be; None if it is done or doesn't exist."""
         node = self._roots[interface.index]
         slots = len(interface.slots)
@@ -48,17 +50,17 @@ class Trees:
             node = child
         return node
 
-    def is_done(self, interface: Interface, node: Node) -> bool:
-        """Whether `node` was buried."""
+    def _is_done(self, interface: Interface, node: Node) -> bool:
+        """Whether a tombstone stands for `node`."""
         if node.parent is None:
             return self._roots[interface.index] is TOMBSTONE
         return node.parent.is_done(node.number)
 
     def _elsewhere_of(self, interface: Interface, parent: Node) -> Callable[[int], bool] | None:
         """Which children of `parent` other shares own; None if all are here or all may have something here."""
-        if not self.hashed or len(parent.path) + 1 != interface.route:
+        if not self._hashed or len(parent.path) + 1 != interface.route:
             return None
-        shares, index, path = self.shares, self._index, parent.path
+        shares, index, path = self.shares[interface.role], self.index, parent.path
         return lambda number: share_of((*path, number), shares) != index
 
     def _mine(self, interface: Interface, node: Node) -> int:
@@ -71,34 +73,23 @@ class Trees:
                 node.mine = sum(1 for number in range(node.count) if not elsewhere(number))
         return node.mine
 
-    def is_complete(self, interface: Interface, node: Node) -> bool:
-        """Whether the end under `node` is known and all its children here are done."""
-        return node.count is not None and node.closed >= self._mine(interface, node)
-
-    def bury(self, interface: Interface, node: Node) -> Node | None:
-        """Replace a node that is done by its tombstone; its parent."""
-        parent = node.parent
-        if parent is None:
-            self._roots[interface.index] = TOMBSTONE
-        else:
-            parent.finish(node.number, self._elsewhere_of(interface, parent))
-        return parent
-
-    def nodes(self) -> Iterator[Node]:
+    def _nodes(self) -> Iterator[Node]:
         """All nodes that are open."""
         for root in self._roots:
             if root is not None and root is not TOMBSTONE:
                 yield from _all_nodes(root)
 
-    def untouched(self) -> int:
+    def _untouched(self) -> int:
         """How many interfaces nothing was heard of."""
         return sum(root is None for root in self._roots)
 
-    def clear(self) -> None:
-        """Forget everything: all is done."""
-        for node in list(self.nodes()):
-            node.parent = node.children = node.activation = None
-            node.above = ()
+    def _clear(self) -> None:
+        """Forget everything: all is done now."""
+        for root in self._roots:
+            if root is not None and root is not TOMBSTONE:
+                for node in list(_all_nodes(root)):
+                    node.parent = node.children = node.activation = None
+                    node.above = ()
         self._roots = [TOMBSTONE] * len(self._roots)
 
 

@@ -24,7 +24,6 @@ def the_list_of_shares_is_pinned(patch: Patch) -> None:
     def live(self: Seat, around: World, key: Any) -> None:
         init(self, around, key)
         self.share.shares = [max(1, n - around.rng.randint(0, 1)) for n in self.share.shares]
-        self.share._trees.shares = self.share.shares[self.share.role.id]
 
     patch.setattr(Seat, "__init__", live)
 

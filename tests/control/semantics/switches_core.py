@@ -15,7 +15,6 @@ from omni_flow.control.inorder import InOrder
 from omni_flow.control.joins import Closing, Windows
 from omni_flow.control.plan import Interface, Route, share_of
 from omni_flow.control.share import Share
-from omni_flow.control.trees import Trees
 
 Patch = pytest.MonkeyPatch
 
@@ -120,7 +119,7 @@ def tombstones_per_slot_prefix(patch: Patch) -> None:
 
 def an_end_closes_no_bucket(patch: Patch) -> None:
     """9: when the end is known the prefix is done."""
-    patch.setattr(Trees, "_mine", lambda self, interface, node: 0)
+    patch.setattr(Share, "_mine", lambda self, interface, node: 0)
 
 
 def feedback_groups_apply_from_iteration_1(patch: Patch) -> None:
