@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from omni_flow.data.arguments import milliseconds, text, whole
+from omni_flow.data.arguments import MOST, milliseconds, text, whole
 from omni_flow.data.errors import BadArgument, Disconnected, PoolFull
 from omni_flow.data.ledger import BLOCK, MAX_FANOUT
 from omni_flow.data.messages import TempLease, TempLeased, TempRetract
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _PART = 4096
 """Most rows of one message."""
+_NAME = 100
+"""Most characters of a type's name."""
 
 
 def lease_body(nbytes: int, count: int, timeout: float) -> TempLease:
@@ -37,7 +39,13 @@ def described(dtype: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]
     """What a publication says of its buffer. Raises BadArgument: no type's name, or no shape."""
     if not isinstance(shape, tuple):
         raise BadArgument(f"shape: {brief(shape)}", "give a tuple")
-    return text("dtype", dtype, 100), tuple(whole("shape", extent) for extent in shape)
+    # On the way of each hand-over: the checks are called, with cold caches, only for what they may refuse.
+    if type(dtype) is not str or not 0 < len(dtype) <= _NAME or not dtype.isascii():
+        dtype = text("dtype", dtype, _NAME)
+    for extent in shape:
+        if type(extent) is not int or not 0 <= extent <= MOST:
+            return dtype, tuple(whole("shape", one) for one in shape)
+    return dtype, shape
 
 
 def retract_body(ref: TensorRef, shares: int) -> TempRetract:
