@@ -22,6 +22,7 @@ U32 = NDArray[np.uint32]
 U64 = NDArray[np.uint64]
 BATCH: Final = 64
 PAUSE_S: Final = 1.0
+L3_PART: Final = 64
 NO_SLOTS: Final = np.empty(0, np.uint32)
 NO_PLACES: Final = np.empty(0, np.uint64)
 Done = Callable[["Work", U8], None]
@@ -135,6 +136,16 @@ class PoolJobs:
                 tier.release(again)
             pool.admit(bit, good[status == 0])
 
+    def _l3_room(self, wanted: int) -> int:
+        """How many more objects L3 takes; the oldest go for them, some more at once than are in the way."""
+        table = self.pool.table
+        room = table.l3_rows - table.l3_count - self.storing
+        if room < wanted:
+            dropped = table.drop_oldest_l3(max(wanted - room, table.l3_rows // L3_PART))
+            self.pool.counters["evicted"] += dropped
+            room += dropped
+        return max(0, room)
+
     # -- planning -----------------------------------------------------------------------------------------------
 
     def _start(self, work: Work) -> Work:
@@ -162,8 +173,8 @@ class PoolJobs:
             target = target[: len(slots)]
             kind, dst = "copy", L2
         elif bit == L2 and self.l3_on:
-            room = table.l3_rows - table.l3_count - self.storing
-            slots = self._hold_source(L2, slots[: max(0, room)], urgent=False)
+            room = self._l3_room(min(len(slots), self._room(L2, urgent=False)))
+            slots = self._hold_source(L2, slots[:room], urgent=False)
             target, kind, dst = NO_SLOTS, "store", L3
         else:
             return None

@@ -237,6 +237,18 @@ class PageTable:
         self.tiers[rows] |= np.uint8(L3)
         self.place3[rows] = places
 
+    def drop_oldest_l3(self, count: int) -> int:
+        """Take away the copies in L3 that were written first, `count` of them at most. Returns how many.
+
+        Places grow with the time of writing.
+        """
+        rows = np.flatnonzero(self.tiers & L3)
+        if count < len(rows):
+            rows = rows[np.argpartition(self.place3[rows], count)[:count]]
+        if len(rows):
+            self.drop(L3, rows.astype(np.uint32))
+        return len(rows)
+
     def recover_l3(self, keys: U8, places: U64, kept: int = 0) -> int:
         """Enter objects found on disk, of a key that comes twice the first; those that don't fit are left out.
 

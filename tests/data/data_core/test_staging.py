@@ -84,3 +84,21 @@ def test_room_below_is_not_that_of_the_other_copies_of_pages_that_are_dropped_ab
     assert pool.demoting(L1) == 16
     assert (pool.locate(both, L1 | L2)[0] >= 0).all()
     assert jobs.check_integrity() == pool.check_integrity() == []
+
+
+def test_a_full_disk_index_takes_new_pages_for_its_oldest() -> None:
+    """The log itself goes round by bytes; an index that is smaller must not stay as it was when it first was full."""
+    pool, jobs = pool_of(32)
+    names: list[np.ndarray] = []
+    for turn in range(30):
+        slots, added = stored(pool, L2, 8)
+        work = jobs.demotion(turn, L2, slots, 0.0, 9.0)
+        assert work is not None
+        assert len(work.src_slots) == 8
+        jobs.finish(work, np.ones(8, np.bool_), np.arange(8, dtype=np.uint64) + 8 * turn, 0.0)
+        names.append(added)
+        assert jobs.check_integrity() == pool.check_integrity() == []
+    there = pool.table.find(np.concatenate(names)) >= 0
+    assert pool.table.l3_count == there.sum() <= 100
+    assert there[-96:].all()
+    assert not there[:-100].any()
