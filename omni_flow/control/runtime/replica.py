@@ -44,6 +44,8 @@ class Replica:
         self.log = logging.getLogger(f"omni_flow.role.{role.spec.name}")
         self.data = data
         self.activations = 0
+        self.facts_dropped = 0
+        self.loops_stopped = 0
         self.grace_s = grace_s
         self.on_stuck = on_stuck
         self.parties: dict[bytes, Party] = {}
@@ -142,6 +144,8 @@ class Replica:
         party.over = True
         party.out = {}
         for share in party.shares.values():
+            self.facts_dropped += share.dropped
+            self.loops_stopped += share.stopped_by_max_iters
             for activation in share.close():
                 running = self.execution.cancel(activation)
                 if not running.method.asynchronous:
@@ -188,15 +192,19 @@ class Replica:
         return found
 
     def counters(self) -> Mapping[str, int]:
-        """What the role has counted since it was made, if it has a method `counters`; called on the loop."""
+        """Since the role was made: messages that came again or for what was done (`facts_dropped`) and loops ended by
+        `max_iters` (`loops_stopped`), both of requests that are over, and what the role itself counts, if it has a
+        method `counters`; called on the loop.
+        """
+        own = {"facts_dropped": self.facts_dropped, "loops_stopped": self.loops_stopped}
         count = getattr(self.instance, "counters", None)
         if count is None:
-            return {}
+            return own
         try:
-            return {name: int(number) for name, number in count().items()}
+            return own | {name: int(number) for name, number in count().items()}
         except Exception:
             self.log.exception("counters raised, or gave what is no number")
-            return {}
+            return own
 
     @property
     def may_ail(self) -> bool:

@@ -13,7 +13,7 @@ import pytest
 from omni_flow import ABSENT, Batch, Graph, RequestFailed, Tensor, Text, collect, last, optional, stream
 from omni_flow.control.runtime.client import AsyncSession
 
-from .conftest import deployed
+from .conftest import deployed, settled
 from .roles import (
     Batched,
     Busy,
@@ -255,6 +255,24 @@ def test_the_body_of_a_loop_sees_its_iteration(run: Run) -> None:
     back.bind(step.value)
     graph.output(value=last(step.value), seen=collect(step.seen))
     assert run(graph, entry=10) == {"value": 13, "seen": [[0, False], [1, False], [2, True]]}
+
+
+def test_loops_that_max_iters_ends_are_counted() -> None:
+    graph = Graph("loop")
+    entry = graph.placeholder("entry", int)
+    back = graph.feedback("back")
+    step = graph.role("r", Where).interface("step", inputs=[[entry], [back]], outputs=["value", "seen"], max_iters=3)
+    back.bind(step.value)
+    graph.output(value=last(step.value))
+
+    async def body() -> None:
+        async with deployed(graph) as app:
+            for _ in range(2):
+                await (await AsyncSession(app.gateway).submit(entry=10)).result()
+            await settled(app)
+            assert app.replicas[0].counters() == {"facts_dropped": 0, "loops_stopped": 2}
+
+    asyncio.run(body())
 
 
 def test_a_batch_takes_many_requests_and_one_bad_item_fails_alone() -> None:
