@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from omni_flow.data.errors import DataError, JobFailed, NoMover
 from omni_flow.data.jobs import BATCH, Done, PoolJobs, Work
 from omni_flow.data.kv_service import KvService
-from omni_flow.data.messages import L1, L2, L3, TIER_NAMES
+from omni_flow.data.messages import L1, L2, L3, SHOWN_TEXT, TIER_NAMES
 from omni_flow.data.protocol import Message
 from omni_flow.data.session import Session
 
@@ -98,7 +98,7 @@ class Fetches:
                 "session": fetch.session.id,
                 "kind": fetch.kind if fetch.message is not None else "prefetch",
                 "pool": fetch.pool,
-                "to": fetch.peer if fetch.kind == "push" else TIER_NAMES[fetch.tier],
+                "to": fetch.peer[:SHOWN_TEXT] if fetch.kind == "push" else TIER_NAMES[fetch.tier],
                 "pages": len(fetch.keys),
                 "arrived": int(np.count_nonzero(fetch.state == ARRIVED)),
                 "moving": int(np.count_nonzero(fetch.state == MOVING)),

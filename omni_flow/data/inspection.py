@@ -16,7 +16,7 @@ from omni_flow.data.session import Session
 if TYPE_CHECKING:
     from omni_flow.data.server import Server
 
-_ROWS: Final = 50
+_ROWS: Final = 20
 """Sessions in one message, in which they fit whatever their names."""
 
 

@@ -16,7 +16,20 @@ from omni_flow.data.fetches import Fetch, Fetches
 from omni_flow.data.jobs import BATCH, NO_PLACES, PoolJobs, Work
 from omni_flow.data.kv_service import KvService, deadline_of
 from omni_flow.data.lost_movers import LostMovers, Watcher
-from omni_flow.data.messages import L1, L2, L3, TIER_NAMES, Job, JobAdd, JobCancel, JobDone, L3Change, TierState
+from omni_flow.data.messages import (
+    L1,
+    L2,
+    L3,
+    SHOWN_ROWS,
+    SHOWN_TEXT,
+    TIER_NAMES,
+    Job,
+    JobAdd,
+    JobCancel,
+    JobDone,
+    L3Change,
+    TierState,
+)
 from omni_flow.data.protocol import MAX_BATCH, Message, Op
 from omni_flow.data.session import BaseService, Handler, Session
 
@@ -28,7 +41,6 @@ MOVER_WAIT_S: Final = 10.0
 """How long what needs a mover waits for one that this manager is starting, within its own deadline."""
 KINDS: Final = ("copy", "cuda-copy", "store", "load", "pull", "push")
 _SLICE_ROWS: Final = 4096
-_SHOWN: Final = 100
 
 
 class JobService(BaseService):
@@ -327,7 +339,7 @@ class JobService(BaseService):
                 "pages": len(work.keys),
                 "from": TIER_NAMES.get(work.src, ""),
                 "to": TIER_NAMES.get(work.dst, ""),
-                "peer": work.peer,
+                "peer": work.peer[:SHOWN_TEXT],
                 "mover": work.mover,
                 "lost": lost,
                 "seconds_left": round(work.deadline - now, 3),
@@ -336,7 +348,7 @@ class JobService(BaseService):
             for lost, works in ((False, jobs.running), (True, jobs.orphaned))
             for work in works.values()
         ]
-        return {"jobs": rows[:_SHOWN], "fetches": self._fetches.overview(now)[:_SHOWN]}
+        return {"jobs": rows[:SHOWN_ROWS], "fetches": self._fetches.overview(now)[:SHOWN_ROWS]}
 
     def check(self) -> list[str]:
         return [f"pool {name}: {fault}" for name, jobs in self.jobs.items() for fault in jobs.check_integrity()]

@@ -11,6 +11,9 @@ L2: Final = 2
 L3: Final = 4
 MAX_NAME: Final = 512
 """Longest name of a pool, of a session of callers, or of a peer."""
+SHOWN_ROWS: Final = 50
+SHOWN_TEXT: Final = 64
+"""Most rows of a list, and characters of a name that clients make up, of what people are shown in one message."""
 TIER_NAMES: Final = {L1: "l1", L2: "l2", L3: "l3"}
 
 

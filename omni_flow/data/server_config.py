@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from omni_flow.data.arguments import YEAR_S, real, text, whole
 from omni_flow.data.device_memory import Sharing
 from omni_flow.data.errors import BadArgument
 from omni_flow.data.pool_spec import PoolSpec
+
+_POOL_NAMES: Final = 3000
+"""Bytes that the names of all pools may have, 32 more for each: their numbers (`STATS`) are one message."""
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,6 +64,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         names = [pool.name for pool in self.pools]
         if len(set(names)) != len(names):
             raise BadArgument(f"two pools of one name among {', '.join(names)}", "name them differently")
+        if sum(len(name.encode()) + 32 for name in names) > _POOL_NAMES:
+            raise BadArgument(
+                f"{len(names)} pools of such names are more than a message tells of", "name fewer, shorter"
+            )
         whole("temp_bytes", self.temp_bytes)
         whole("temp_large_bytes", self.temp_large_bytes)
         whole("temp_client_bytes", self.temp_client_bytes)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NewType
 
 from omni_flow.data.errors import BadArgument, BadToken, UnknownName
+from omni_flow.data.messages import SHOWN_TEXT
 from omni_flow.data.weights.names import Family, ManifestEntry, TensorSpec, WeightKey, aligned
 
 SessionId = NewType("SessionId", int)
@@ -261,9 +262,9 @@ class Catalog:
 
         def row(family: Family, version: int, device: int) -> dict[str, Any]:
             fresh = {"tensors": 0, "bytes": 0, "loading": 0, "segments": 0, "idle": 0, "held_by": 0}
-            name = {"model": family.model, "revision": family.revision, "version": version, "device": device}
-            current = {"current": version == self.current(family)}
-            return rows.setdefault((family, version, device), name | current | fresh)
+            name = {"model": family.model[:SHOWN_TEXT], "revision": family.revision[:SHOWN_TEXT]}
+            which = {"version": version, "device": device, "current": version == self.current(family)}
+            return rows.setdefault((family, version, device), name | which | fresh)
 
         for segment in self._segments.values():
             entry = self._sealed[segment.keys[0]]

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from omni_flow.data.device_arena import DeviceArena
 from omni_flow.data.device_memory import Made, OwnedArena
 from omni_flow.data.errors import BadArgument, BadToken, DataError, Holder, Refused
+from omni_flow.data.messages import SHOWN_ROWS
 from omni_flow.data.protocol import Message
 from omni_flow.data.session import BaseService, Handler, Session
 from omni_flow.data.weights import messages as m
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("omni_flow.data.weights")
 _SEALS: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _PAGE_ENTRIES: Final = 200
-_SHOWN: Final = 100
 
 
 class LoadingElsewhere(DataError):
@@ -166,7 +166,7 @@ class WeightService(BaseService):
 
     def overview(self) -> dict[str, Any]:
         """`weights`: by model, version and device. The names of tensors are in the manifest."""
-        return {"weights": self._catalog.overview()[:_SHOWN]}
+        return {"weights": self._catalog.overview()[:SHOWN_ROWS]}
 
     def check(self) -> list[str]:
         return self._catalog.check()

@@ -42,6 +42,7 @@ BAD_POOLS: list[tuple[dict[str, Any], str]] = [
 ]
 BAD_CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"pools": [SOUND, SOUND]}, "two pools of one name"),
+    ({"pools": [SOUND | {"name": f"{i:0100}"} for i in range(23)]}, "23 pools"),
     ({"path": ""}, "path"),
     ({"path": "p" * 200}, "path"),
     ({"node": "n" * 33}, "node"),

@@ -11,7 +11,9 @@ from typer.testing import CliRunner
 
 from omni_flow.data.cli import memory_app
 from omni_flow.data.client import MemoryManagerClient
-from omni_flow.data.messages import L2
+from omni_flow.data.messages import L1, L2, JobAdd
+from omni_flow.data.pool_spec import PoolSpec
+from omni_flow.data.protocol import Op, encode
 from omni_flow.data.temp_client import TempClient
 from omni_flow.data.weights.client import WeightClient
 from omni_flow.data.weights.names import Family, TensorSpec, WeightName
@@ -113,6 +115,33 @@ def test_jobs_under_way_are_shown_with_who_asked_and_who_executes(manager: Make)
             assert answer.result().all()
         assert viewer.overview()["jobs"] == viewer.overview()["fetches"] == []
     disk.close()
+
+
+def test_all_is_shown_whatever_clients_name_things(manager: Make) -> None:
+    """Each part fits into its message: as many pools as there may be, of the longest names, and so are all others."""
+    pools = tuple(PoolSpec(name=f"{i:02}" + "p" * 98, page_bytes=4096, l1_pages=8, l2_pages=8) for i in range(22))
+    server = manager(pools=pools)
+    clients = [server.client(name="\N{GRINNING FACE}" * 200) for _ in range(30)]
+    mover = server.client(role="mover", kinds=("pull",))
+    for client in clients:
+        for pool in pools:
+            client.keep_session(pool.name, f"{client.welcome.session}", b"root", keys(1), tokens=1, ttl=60)
+        ask = JobAdd("pull", pools[0].name, 60_000, "\N{GRINNING FACE}" * 512, L1)
+        for number in range(1, 3):
+            client.link.send(encode(Op.JOB_ADD, 0, number, client.epoch, ask, (keys(1),)))
+    family = Family("m" * 30_000, "r" * 30_000)
+    for version in range(3):
+        WeightClient(mover).get(
+            [TensorSpec(WeightName(family=family, path="w", dtype="u8"), (1000,))], load, version=version
+        )
+    with server.client(role="viewer") as viewer:
+        assert len(viewer.inspect()) == 32
+        found = viewer.overview()
+        assert (len(found["weights"]), len(found["fetches"])) == (3, 50)
+        assert viewer.stats()["sessions"] == 32
+        assert viewer.check() == []
+    for client in (*clients, mover):
+        client.close()
 
 
 def test_more_sessions_than_a_message_takes_are_all_shown(manager: Make) -> None:
