@@ -116,8 +116,9 @@ class TempBuffers:
         self._forwards = 0
         self._direct_most = _DIRECT if direct else 0
         self._direct_bytes = self._size // _DIRECT_PART
-        self._direct: dict[int, int] = {}
-        """Slot → size of what is out to an only reader; whoever takes one out may renew it, or give it up."""
+        self._direct: dict[tuple[int, int], int] = {}
+        """(Slot, generation) → size of what is out to an only reader; whoever takes one out may renew it, or give it up.
+        The slot may be this client's again before all that it noted of an earlier generation is gone."""
         self._booked: list[None] = []
         self.pending = 0
         self.pending_bytes = 0
@@ -183,21 +184,21 @@ class TempBuffers:
             at = entry * CELLS
             state, now, following = cells[at], cells[at + 3], (generation + 1) & U32
             if cells[at + 2] != slot:
-                self._direct.pop(slot, None)
+                self._direct.pop((slot, generation), None)
             elif state == RENEWED and now == following:
-                self._direct.pop(slot, None)
+                self._direct.pop((slot, generation), None)
                 cells[at] = LEASED
                 found.append((entry, slot, now, size))
             elif state == PUBLISHED and now == generation:
                 if table[slot * ROW + BACK_AT] != generation:
                     published.appendleft(one)
-                elif self._direct.pop(slot, None) is not None:
+                elif self._direct.pop((slot, generation), None) is not None:
                     cells[at] = LEASED
                     table[slot * ROW] = following
                     cells[at + 3] = following
                     found.append((entry, slot, following, size))
             else:
-                self._direct.pop(slot, None)
+                self._direct.pop((slot, generation), None)
         stock.magazine += reversed(found)
         return bool(found)
 
@@ -257,7 +258,7 @@ class TempBuffers:
             and len(direct) < self._direct_most
             and sum(direct.values()) + buffer.size <= self._direct_bytes
         ):
-            direct[slot] = buffer.size
+            direct[slot, generation] = buffer.size
             self._table[slot * ROW + SOLE_AT] = generation
         cells[at] = PUBLISHED
         self._stocks[_order(buffer.size)].published.append((buffer.entry, slot, generation, buffer.size))
@@ -272,7 +273,7 @@ class TempBuffers:
             if table[at] != generation or table[at + BACK_AT] == generation:
                 continue
             sole = table[at + SOLE_AT] in (generation, generation ^ TAKEN_MARK)
-            if sole and self._direct.pop(slot, None) is None:
+            if sole and self._direct.pop((slot, generation), None) is None:
                 continue  # another thread has just found it given back
             left.append(ref)
         return left

@@ -181,16 +181,25 @@ class TempPool(TempRoom):
     def _give_back_for(self, number: int, generation: int) -> bool:
         """Give a slot back to its owner for its only reader, who is dead. False if others hold it too."""
         slot = self.slots.get(number)
-        if slot is None or self._shares(slot) < 0 or slot.generation != generation:
+        if slot is None:
+            return True
+        back = self._table[number * ROW + BACK_AT]  # read first: the owner may be at it, and have a new reader
+        if self._shares(slot) < 0 or slot.generation != generation:
             return True  # it has been given back before, and the owner has leased it anew
         if not self._sole(slot):
             return False
-        if not any((number, generation) in account.sole() for account in self.accounts.values()):
+        if back != generation and not any((number, generation) in account.sole() for account in self.accounts.values()):
             self._table[number * ROW + BACK_AT] = generation
         return True
 
     def harvest_all(self) -> None:
         self.harvest(list(self.accounts.values()))
+        self._free_returned()
+
+    def _free_returned(self) -> None:
+        """Free what only readers have given back and no owner looks at."""
+        for slot in [slot for slot in self.orphans.values() if self._returned(slot)]:
+            self._free(slot)
 
     def _take_forwards(self, account: TempAccount) -> None:
         """Count the shares that a client has given on; nonsense is counted and ignored."""
@@ -338,8 +347,7 @@ class TempPool(TempRoom):
 
         An adopter first writes its ledger and then checks the generation, and here the generation is raised first
         and the ledgers are read in a later round: so either it sees the new generation or we see its entry."""
-        for slot in [slot for slot in self.orphans.values() if self._returned(slot)]:
-            self._free(slot)
+        self._free_returned()
         if not self.closing and (first := self._first_due(now)) > now:
             return min(first, now + self.orphan_s)
         self.harvest_all()

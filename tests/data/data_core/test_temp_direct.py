@@ -243,6 +243,35 @@ def test_settling_what_has_come_back_tells_the_server_nothing(manager: Make) -> 
         assert out.put(np.zeros(MIB, np.uint8)).offset == refs[-1].offset
 
 
+def test_a_slot_leased_again_after_its_settling_comes_back_directly(manager: Make) -> None:
+    """What its owner noted of it before, when it had another size, is not taken for this time."""
+    server = manager(**TEMP)
+    with server.client() as producer, server.client() as consumer:
+        out, into = TempClient(producer, direct=True), TempClient(consumer)
+        settled = out.put(np.zeros(5000, np.uint8))
+        out.settle([settled])
+        producer.ping()
+        buffers = [out.alloc(1)]
+        while buffers[-1].offset != settled.offset:
+            buffers.append(out.alloc(1))
+        ref = out.publish(buffers[-1], "uint8", (1,))
+        out.put(np.zeros(5000, np.uint8))  # looks for what became of the slot that was settled
+        into.adopt(ref).release()
+        assert out.put(np.zeros(1, np.uint8)).offset == ref.offset
+
+
+def test_a_settled_slot_is_anybodys_as_soon_as_its_only_reader_is_done(manager: Make) -> None:
+    server = manager(**TEMP)
+    with server.client() as producer, server.client() as consumer:
+        out, into = TempClient(producer, direct=True), TempClient(consumer)
+        ref = out.put(np.full(MIB, 7, np.uint8))
+        share = into.adopt(ref)
+        out.settle([ref])
+        producer.ping()
+        share.release()
+        assert into.alloc(16 * MIB, timeout=0).size == 16 * MIB
+
+
 def test_slots_that_came_back_are_others_when_the_server_asks(manager: Make) -> None:
     server = manager(**TEMP)
     with server.client() as producer, server.client() as consumer:
