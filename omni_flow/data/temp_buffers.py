@@ -53,6 +53,8 @@ _DIRECT: Final = 64
 _DIRECT_PART: Final = 8
 """So many slots, and such a part of the pool, may be out to only readers who give them back directly: until this client
 looks, nobody else can have them."""
+_NOWHERE: Final = -1
+"""The slot of a buffer that has been discarded."""
 _HELD_BASE: Final = OWNED * CELLS
 _HELD_END: Final = FORWARDS_AT * CELLS
 
@@ -117,8 +119,8 @@ class TempBuffers:
         self._direct_most = _DIRECT if direct else 0
         self._direct_bytes = self._size // _DIRECT_PART
         self._direct: dict[tuple[int, int], int] = {}
-        """(Slot, generation) → size of what is out to an only reader; whoever takes one out may renew it, or give it up.
-        The slot may be this client's again before all that it noted of an earlier generation is gone."""
+        """(Slot, generation) → size of what is out to an only reader; whoever takes one out may renew it, or give it
+        up. The slot may be this client's again before all that it noted of an earlier generation is gone."""
         self._booked: list[None] = []
         self.pending = 0
         self.pending_bytes = 0
@@ -189,9 +191,9 @@ class TempBuffers:
                 self._direct.pop((slot, generation), None)
                 cells[at] = LEASED
                 found.append((entry, slot, now, size))
-            elif state == PUBLISHED and now == generation:
-                if table[slot * ROW + BACK_AT] != generation:
-                    published.appendleft(one)
+            elif state == PUBLISHED and now in (generation, following):
+                if now == following or table[slot * ROW + BACK_AT] != generation:
+                    published.appendleft(one)  # or the server is between the two steps of leasing it anew
                 elif self._direct.pop((slot, generation), None) is not None:
                     cells[at] = LEASED
                     table[slot * ROW] = following
@@ -207,9 +209,12 @@ class TempBuffers:
         self._stocks[order].magazine += [(*entry, size) for entry in entries]
 
     def discard(self, buffer: TempBuffer) -> None:
-        """Put an unpublished buffer back into the magazine."""
-        stock = self._stocks[_order(buffer.size)]
-        stock.magazine.append((buffer.entry, buffer.slot, buffer.generation, buffer.size))
+        """Put an unpublished buffer back into the magazine; it can't be published any more. One that has been published
+        or discarded stays what it is."""
+        cells, at, slot = self._cells, buffer.entry * CELLS, buffer.slot
+        buffer.slot = _NOWHERE
+        if cells[at] == LEASED and cells[at + 2] == slot and cells[at + 3] == buffer.generation:
+            self._stocks[_order(buffer.size)].magazine.append((buffer.entry, slot, buffer.generation, buffer.size))
 
     def drain(self, idle: bool = False) -> list[int]:
         """Empty the magazines; the entries are to be returned to the server.
@@ -407,7 +412,8 @@ class TempBuffers:
 
     def forward(self, share: Share, consumers: int = 1) -> None:
         """Give further shares of a held buffer to `consumers` readers: no copy, no slot. They adopt the descriptor of
-        the share, or the same with another type and shape.
+        the share, or the same with another type and shape; where a read-only session forwards, once the server has
+        looked into its ledger (`TempClient.forward` sees to that).
 
         Raises:
             StaleDescriptor: the share has been released, or the slot is no longer the one described.
