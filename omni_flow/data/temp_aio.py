@@ -97,6 +97,8 @@ class AsyncTempClient:
         while not self.buffers.may_forward:
             await self.flush()
         self.buffers.forward(share, consumers)
+        if self._client.session.read_only:
+            await self.flush()
 
     def ring(self) -> None:
         """Tell the server that shares have come back."""

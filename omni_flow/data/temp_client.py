@@ -162,6 +162,8 @@ class TempClient:
         if not self.buffers.may_forward:
             self.flush()
         self.buffers.forward(share, consumers)
+        if self._client.read_only:  # only the server can write that the share is no longer the only one
+            self.flush()
 
     def _ring_here(self) -> None:
         """From a finalizer, too: a server that is gone is the next call's business."""

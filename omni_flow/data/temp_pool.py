@@ -209,6 +209,8 @@ class TempPool(TempRoom):
             if slot is None or not 1 <= shares <= MAX_FANOUT or self._shares(slot) < 1 or slot.generation != generation:
                 self.counters["bad_forwards"] += 1
                 continue
+            if self._sole(slot):  # given on by a session that may not write here
+                self._table[number * ROW + SOLE_AT] = (generation - 1) & U32
             slot.left += shares
             if slot.forwards is None:
                 slot.forwards = {}
@@ -309,15 +311,6 @@ class TempPool(TempRoom):
                 yield
         del self.accounts[session]
         self.pump()
-
-    def held_shares(self) -> dict[tuple[int, int], int]:
-        """(slot, generation) → shares in the ledgers of living clients."""
-        found: dict[tuple[int, int], int] = {}
-        for account in self.accounts.values():
-            held = account.held()
-            for _, shares, number, generation in held[held[:, 0] != NONE].tolist():
-                found[number, generation] = found.get((number, generation), 0) + shares
-        return found
 
     def pump(self) -> None:
         for account in self.accounts.values():

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from omni_flow.data.buddy import MIN_BLOCK, Buddy, Extents
 from omni_flow.data.errors import Holder, NeverFits, PoolFull
-from omni_flow.data.ledger import BLOCK, LEASED, OWNED, ROW, U32
+from omni_flow.data.ledger import BLOCK, LEASED, NONE, OWNED, ROW, U32
 from omni_flow.data.temp_account import Slot, TempAccount
 from omni_flow.data.waits import WaitQueue
 
@@ -69,6 +69,15 @@ class TempRoom:
 
     def free_bytes(self) -> int:
         return self.blocks.free_bytes + self.extents.free_bytes
+
+    def held_shares(self) -> dict[tuple[int, int], int]:
+        """(slot, generation) → shares in the ledgers of living clients."""
+        found: dict[tuple[int, int], int] = {}
+        for account in self.accounts.values():
+            held = account.held()
+            for _, shares, number, generation in held[held[:, 0] != NONE].tolist():
+                found[number, generation] = found.get((number, generation), 0) + shares
+        return found
 
     def size_of(self, nbytes: int) -> tuple[int, int]:
         """Size and class of the slot for a request; class -1 is the large area.

@@ -138,7 +138,7 @@ class TempService(BaseService):
         slots = message.column(0, "<u4")
         generations = message.column(1, "<u4", len(slots))
         pairs = list(zip(slots.tolist(), generations.tolist(), strict=True))
-        self.pool.settle(self._account(session), pairs, time.monotonic())
+        self.pool.settle(self.pool.accounts[session.id], pairs, time.monotonic())
         if message.request:
             session.reply(message)
 

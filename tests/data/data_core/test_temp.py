@@ -63,6 +63,31 @@ def test_who_cannot_reach_the_managers_socket_is_refused_its_memory_by_name(mana
         os.rename(server.path + ".away", server.path)
 
 
+def test_a_buffer_discarded_after_it_was_published_stays_its_readers(manager: Make) -> None:
+    with manager(**TEMP).client() as client:
+        temp = TempClient(client)
+        buffer = temp.alloc(5000)
+        ref = temp.publish(buffer, "uint8", (5000,))
+        temp.buffers.discard(buffer)
+        share = temp.adopt(ref)
+        assert ref.offset not in {temp.alloc(5000).offset for _ in range(20)}
+        assert share.valid()
+
+
+def test_a_discarded_buffer_is_had_once_and_never_published(manager: Make) -> None:
+    with manager(**TEMP).client() as client:
+        temp = TempClient(client)
+        buffer = temp.alloc(5000)
+        temp.buffers.discard(buffer)
+        temp.buffers.discard(buffer)
+        with pytest.raises(StaleDescriptor, match="not leased"):
+            temp.publish(buffer, "uint8", (5000,))
+        assert len({temp.alloc(5000).slot for _ in range(20)}) == 20
+        temp.trim()
+        client.ping()
+        assert client.check() == []
+
+
 def test_a_share_lasts_as_long_as_any_view_of_it(manager: Make) -> None:
     server = manager(**TEMP)
     with server.client() as client:

@@ -38,6 +38,43 @@ def all_free(server: Manager) -> None:
         assert client.stats()["internal_errors"] == 0, server.log
 
 
+@pytest.mark.parametrize("read_only", [False, True])
+@pytest.mark.parametrize("direct", [False, True])
+def test_who_forwards_goes_on_reading_when_the_others_are_done(read_only: bool, direct: bool, manager: Make) -> None:
+    server = manager(**TEMP)
+    with server.client() as a, server.client(read_only=read_only) as b, server.client() as c:
+        out, via, end = TempClient(a, direct=direct), TempClient(b), TempClient(c)
+        ref = out.put(np.full(MIB, 7, np.uint8))
+        share = via.adopt(ref)
+        via.forward(share)
+        end.adopt(ref).release()
+        end.flush()
+        others = [out.put(np.full(MIB, 9, np.uint8)) for _ in range(3)]
+        assert ref.offset not in {other.offset for other in others}
+        assert (share.numpy() == 7).all()
+        share.release()
+        via.flush()
+        assert a.stats()["temp_bad_releases"] == 0
+        out.settle([ref, *others])
+    all_free(server)
+
+
+def test_who_may_only_read_settles_what_it_has_forwarded(manager: Make) -> None:
+    server = manager(**TEMP)
+    with server.client() as a, server.client(read_only=True) as b:
+        out, via = TempClient(a, direct=True), TempClient(b)
+        ref = out.put(np.full(MIB, 7, np.uint8))
+        share = via.adopt(ref)
+        via.forward(share)
+        share.release()
+        via.settle([ref])
+        b.ping()
+        out.settle([ref])
+        while a.stats()["temp_slots"]:
+            pass
+    all_free(server)
+
+
 def test_a_forwarded_buffer_lives_until_its_last_reader_is_done(manager: Make) -> None:
     server = manager(**TEMP)
     with server.client() as a, server.client() as b, server.client() as c:

@@ -7,6 +7,7 @@ import pytest
 
 from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.errors import PoolFull
+from omni_flow.data.ledger import CELLS
 from omni_flow.data.temp_client import TempClient
 
 from .conftest import TRANSPORTS, Make
@@ -50,6 +51,25 @@ def test_who_runs_low_of_slots_has_the_server_look_for_those_that_came_back(mana
         stats = producer.stats()
         assert stats["temp_leased"] <= 4
         assert stats["temp_renewed"] >= 46
+
+
+def test_an_owner_that_looks_while_its_slot_is_leased_anew_finds_it_later(manager: Make) -> None:
+    server = manager(**TEMP)
+    with server.client() as client:
+        temp = TempClient(client)
+        ref = temp.put(np.zeros(MIB, np.uint8))
+        (entry, slot, generation, _) = temp.buffers._stocks[8].published[-1]
+        at = entry * CELLS
+        temp.buffers._cells[at + 3] = generation + 1  # the server's two steps, and a look between them
+        others = [temp.alloc(MIB) for _ in range(2)]
+        temp.trim()
+        temp.buffers._cells[at + 3] = generation
+        assert slot not in {other.slot for other in others}
+        temp.adopt(ref).release()
+        temp.flush()
+        temp.trim()
+        client.ping()
+        assert used(client) == 2 * MIB
 
 
 def test_slots_kept_unused_come_back_for_those_who_need_them(manager: Make) -> None:
