@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 
 import numpy as np
 import pytest
 
-from omni_flow.compute.errors import EngineFull
+from omni_flow.compute.errors import EngineFull, SessionClosed
+from omni_flow.compute.sglang.fixed_client import FixedSession
 from omni_flow.compute.sglang.shared_rows import RowsFile, SharedRows
+from omni_flow.compute.sglang.wire import FixedOut, FixedStep, ToEngine
 
 
 def resident(file: RowsFile) -> int:
@@ -49,3 +52,23 @@ def test_what_cannot_be_mapped_is_refused_in_words() -> None:
     closed.close()
     with pytest.raises(EngineFull, match="5 rows of 7 can't be mapped"):
         SharedRows(closed.fd, 0, 5, 7)
+
+
+def test_a_step_that_was_answered_just_before_its_session_was_left_gives_no_rows_that_are_gone() -> None:
+    async def run() -> None:
+        file, sent = RowsFile(), list[ToEngine]()
+        at = file.place(5, 7)
+        ours, theirs = (SharedRows(file.fd, at, 5, 7) for _ in range(2))
+        session = FixedSession(1, ours, sent.append, lambda: asyncio.sleep(0))
+        step = asyncio.create_task(session.step(np.ones((5, 7), np.float32)))
+        await asyncio.sleep(0)  # it runs until it waits for the answer
+        assert sent == [FixedStep(1, b"")]
+        theirs.made[:] = theirs.given
+        session.answered(FixedOut(1))
+        session.end(SessionClosed("left", ""))
+        theirs.give_back()
+        with pytest.raises(SessionClosed):
+            await step
+        file.close()
+
+    asyncio.run(run())

@@ -54,6 +54,8 @@ class FixedSession:
                 raise self._over
             self._shared.given[:] = rows
             await self._ask(FixedStep(self.number, flags))
+            if self._over is not None:  # left since the engine answered, which may have given the memory back by now
+                raise self._over
             made: Floats = self._shared.made.copy()
             return made
 
