@@ -92,18 +92,18 @@ class Owner:
 
     def take(self) -> bool:
         """Take in what has come; False once the owner has ended, which is told to all who wait."""
-        with contextlib.suppress(BlockingIOError):
-            while raw := self._receive():
-                answer: Allocated | Denied = msgspec.msgpack.decode(raw, type=Allocated | Denied)
-                _, answered = self._waiting.popleft()
-                if isinstance(answer, Denied):
-                    answered(from_code(answer.code, answer.message, answer.mend))
-                else:
-                    answered(answer)
-            waiting, self._waiting = self._waiting, deque()
-            for _, answered in waiting:
-                answered(self.gone())
-            return False
+        while (raw := self._receive()) is not None:
+            if not raw:
+                waiting, self._waiting = self._waiting, deque()
+                for _, answered in waiting:
+                    answered(self.gone())
+                return False
+            answer: Allocated | Denied = msgspec.msgpack.decode(raw, type=Allocated | Denied)
+            _, answered = self._waiting.popleft()
+            if isinstance(answer, Denied):
+                answered(from_code(answer.code, answer.message, answer.mend))
+            else:
+                answered(answer)
         self._flush()
         return True
 
@@ -146,12 +146,12 @@ class Owner:
                 self._sock.send(self._unsent[0])
                 self._unsent.popleft()
 
-    def _receive(self) -> bytes:
-        """The next answer, empty when there is no owner. Raises: BlockingIOError when none has come."""
+    def _receive(self) -> bytes | None:
+        """The next answer; None when none has come, empty when there is no owner."""
         try:
             return self._sock.recv(_MAX_MESSAGE)
         except BlockingIOError:
-            raise
+            return None
         except OSError:
             return b""
 
