@@ -23,7 +23,7 @@ class Counts:
         ctx.advance(found + x)
         return found
 
-    def slow(self, ctx: Context, x: int) -> int:
+    def in_thread(self, ctx: Context, x: int) -> int:
         found = ctx.lineage
         ctx.advance(found + x)
         return found
@@ -51,7 +51,7 @@ async def told(session: AsyncSession, **given: int) -> tuple[object, object]:
     return found["one"], found["two"]
 
 
-@pytest.mark.parametrize("method", ["run", "slow", "many"])
+@pytest.mark.parametrize("method", ["run", "in_thread", "many"])
 def test_what_a_role_says_is_found_by_later_requests_of_the_session_on_any_replica(method: str) -> None:
     async def body() -> None:
         async with deployed(counting(method)) as app:
