@@ -179,7 +179,7 @@ def test_a_request_that_is_cancelled_while_its_pages_load_leaves_nothing(nodes: 
         finally:
             for pid in movers:
                 os.kill(pid, signal.SIGCONT)
-        while (counts := dict(await node.engine.stats()))["loading"]:
+        while (counts := dict(await node.engine.stats()))["loading"] or counts["waiting"]:
             pass
         node.check(counts)
         again = await kit.answer(node.engine, kit.greedy(prompt, 4))

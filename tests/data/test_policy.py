@@ -255,6 +255,16 @@ def test_every_page_is_to_be_had_however_much_all_were_used(name: str) -> None:
     assert sorted(policy.victims(100, anything).tolist()) == list(range(100))
 
 
+def test_who_wants_no_victims_changes_nothing() -> None:
+    policy, other = S3Fifo(10), S3Fifo(10)
+    for one in (policy, other):
+        one.on_insert(pages(1, 0), keys([1, 0]))
+        one.on_hit(pages(0, 1))
+        one.on_hit(pages(0, 1))
+    assert not len(policy.victims(0, lambda candidates: candidates != 1))
+    assert policy.victims(1, anything).tolist() == other.victims(1, anything).tolist() == [1]
+
+
 def test_a_void_page_leaves_no_ghost() -> None:
     policy = S3Fifo(10)
     policy.on_insert(pages(0), keys([77]))

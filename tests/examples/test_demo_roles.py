@@ -81,8 +81,9 @@ class Llm:
 def turn(seed: int = 7, **params: Any) -> Any:
     given = SimpleNamespace(**{"max_tokens": 96, **params})
     return SimpleNamespace(
-        session=None, tenant="", params=given, seed=seed, progress=lambda *_: None, prefix=lambda *_: None
-    )
+        session=None, tenant="", params=given, seed=seed, progress=lambda *_: None, prefix=lambda *_: None,
+        lineage=0, advance=lambda _: None,
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -65,6 +65,8 @@ class S3Fifo(EvictionPolicy):
         self._main.take(pages[~in_small])
 
     def victims(self, n: int, evictable: Evictable, now: float = 0.0) -> Pages:
+        if n < 1:
+            return NO_PAGES
         found: list[Pages] = []
         excess = self._small.size - int(len(self) * self._share)
         missing = n
@@ -90,11 +92,11 @@ class S3Fifo(EvictionPolicy):
                 may_go = may_go & ~np.isin(chunk, already)
             leaving = chunk[may_go]
             promoted = self._uses[leaving] >= self._promote_at
-            # The last one that may leave: bounded by departures and by victims still wanted.
+            # The last one that may leave: bounded by departures, and that of the last victim wanted.
             stop = min(departures, len(leaving))
             evictions = np.cumsum(~promoted[:stop])
-            if stop and evictions[-1] > n - chosen:
-                stop = int(np.searchsorted(evictions, n - chosen + 1))
+            if stop and evictions[-1] >= n - chosen:
+                stop = int(np.searchsorted(evictions, n - chosen)) + 1
             leaving, promoted = leaving[:stop], promoted[:stop]
             self._small.take(leaving[promoted])
             self._main.append(leaving[promoted])
@@ -118,8 +120,8 @@ class S3Fifo(EvictionPolicy):
                 if len(before):
                     leaving = leaving[~np.isin(leaving, before)]
                 unused = self._uses[leaving] == 0
-                if int(np.count_nonzero(unused)) > n - chosen:
-                    stop = int(np.searchsorted(np.cumsum(unused), n - chosen + 1))
+                if int(np.count_nonzero(unused)) >= n - chosen:
+                    stop = int(np.searchsorted(np.cumsum(unused), n - chosen)) + 1
                     leaving, unused = leaving[:stop], unused[:stop]
                 again.append(leaving[~unused])
                 taken.append(leaving[unused])
