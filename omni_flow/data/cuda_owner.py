@@ -123,9 +123,11 @@ class Owner:
         """`request`, and wait for the answer. Raises: what it tells."""
         told: list[Allocated | DataError] = []
         self.request(nbytes, told.append)
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
         while not told:
             due = self.tick(now := time.monotonic())
-            select.select([self._sock], [], [], None if due is None else max(0.0, due - now))
+            poll.poll(None if due is None else max(0.0, due - now) * 1000)
             self.take()
         if isinstance(told[0], DataError):
             raise told[0]

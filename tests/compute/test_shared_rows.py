@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 
 import numpy as np
 import pytest
@@ -52,6 +53,19 @@ def test_what_cannot_be_mapped_is_refused_in_words() -> None:
     closed.close()
     with pytest.raises(EngineFull, match="5 rows of 7 can't be mapped"):
         SharedRows(closed.fd, 0, 5, 7)
+
+
+def test_a_place_larger_than_a_file_may_be_is_refused_and_the_next_is_not_behind_it() -> None:
+    file = RowsFile()
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limit[1]))
+    try:
+        with pytest.raises(EngineFull, match="have no place"):
+            file.place(1000, 1000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert file.place(5, 7) == 0
+    file.close()
 
 
 def test_a_step_that_was_answered_just_before_its_session_was_left_gives_no_rows_that_are_gone() -> None:

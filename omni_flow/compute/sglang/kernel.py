@@ -139,15 +139,22 @@ class SGLangEngine:
         environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
         if self.config.threads:
             environment["OMP_NUM_THREADS"] = str(self.config.threads)
-        self._process = subprocess.Popen(  # noqa: ASYNC220 - a fork, milliseconds
-            command,
-            pass_fds=(theirs.fileno(), self._rows.fd),
-            stdin=subprocess.DEVNULL,
-            stdout=self._errors,
-            stderr=self._errors,
-            env=environment,
-        )
-        theirs.close()
+        try:
+            self._process = subprocess.Popen(  # noqa: ASYNC220 - a fork, milliseconds
+                command,
+                pass_fds=(theirs.fileno(), self._rows.fd),
+                stdin=subprocess.DEVNULL,
+                stdout=self._errors,
+                stderr=self._errors,
+                env=environment,
+            )
+        except OSError as error:
+            ours.close()
+            self._rows.close()
+            self._rows = None
+            raise EngineFailed("the engine process can't be started", str(error)) from error
+        finally:
+            theirs.close()
         reader, self._writer = await asyncio.open_connection(sock=ours, limit=1 << 24)
         self._ready = asyncio.get_running_loop().create_future()
         self._reading = asyncio.create_task(self._read(reader))

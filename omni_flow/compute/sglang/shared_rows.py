@@ -55,9 +55,13 @@ class RowsFile:
         self._end = 0
 
     def place(self, rows: int, hidden: int) -> int:
-        """Where the rows of another session lie."""
-        at, self._end = self._end, self._end + nbytes(rows, hidden)
-        os.ftruncate(self.fd, self._end)
+        """Where the rows of another session lie. Raises EngineFull: the file can't be so large."""
+        at, end = self._end, self._end + nbytes(rows, hidden)
+        try:
+            os.ftruncate(self.fd, end)
+        except OSError as error:
+            raise EngineFull(f"{rows} rows of {hidden} have no place: {error}", "close other sessions") from error
+        self._end = end
         return at
 
     def close(self) -> None:
