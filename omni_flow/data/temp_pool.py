@@ -390,8 +390,10 @@ class TempPool(TempRoom):
         if owned + len(self.orphans) != len(self.slots):
             faults.append(f"{len(self.slots)} slots, {owned} owned, {len(self.orphans)} orphans")
         for slot in self.slots.values():
+            before = self._table[slot.number * ROW]
             self._shares(slot)
-            ahead = (self._table[slot.number * ROW] - slot.generation) & U32
-            if ahead > 1 or (ahead and not slot.owner):  # one ahead: its owner is between two steps
+            after = self._table[slot.number * ROW]  # its owner goes on meanwhile, and may be between two steps
+            least = before - 1 if slot.owner else before
+            if (slot.generation - least) & U32 > (after - least) & U32:
                 faults.append(f"slot {slot.number} has the wrong generation")
         return faults
