@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from omni_flow.data.errors import PoolFull
 from omni_flow.data.protocol import Op
 from omni_flow.data.temp_arrays import Share, TempBuffer
-from omni_flow.data.temp_buffers import Maps, TempBuffers
+from omni_flow.data.temp_buffers import TempBuffers
 from omni_flow.data.temp_client import copy_in, described, dtype_name, lease_body, leased_of, retract_body
+from omni_flow.data.temp_shares import Maps
 from omni_flow.refs import TensorRef
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from omni_flow.refs import TensorRef
 if TYPE_CHECKING:
     import torch
 
-    from omni_flow.data.temp_buffers import TempBuffers
+    from omni_flow.data.temp_shares import TempShares
 
 
 class TempBuffer:
@@ -51,12 +51,12 @@ class Share:
 
     __slots__ = ("__weakref__", "entry", "owner", "ref")
 
-    def __init__(self, owner: TempBuffers, entry: int, ref: TensorRef) -> None:
-        self.owner: TempBuffers | None = owner
+    def __init__(self, owner: TempShares, entry: int, ref: TensorRef) -> None:
+        self.owner: TempShares | None = owner
         self.entry = entry
         self.ref = ref
 
-    def _living(self) -> TempBuffers:
+    def _living(self) -> TempShares:
         owner = self.owner
         if owner is None:
             raise StaleDescriptor(f"slot at {self.ref.offset} has been released", "adopt once per use")

@@ -19,7 +19,8 @@ from omni_flow.data.ledger import BLOCK, MAX_FANOUT
 from omni_flow.data.messages import TempLease, TempLeased, TempRetract
 from omni_flow.data.protocol import Message, Op
 from omni_flow.data.temp_arrays import Share, TempBuffer, has_bytes
-from omni_flow.data.temp_buffers import Maps, TempBuffers
+from omni_flow.data.temp_buffers import TempBuffers
+from omni_flow.data.temp_shares import Maps
 from omni_flow.refs import TensorRef
 
 if TYPE_CHECKING:

@@ -22,8 +22,9 @@ from omni_flow.control.runtime.tensors import Placed, TensorGone
 from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.errors import DataError, Disconnected, NeverFits, OutOfMemory, PoolFull, StaleEpoch
 from omni_flow.data.temp_arrays import Share, TempBuffer
-from omni_flow.data.temp_buffers import Maps, TempBuffers
+from omni_flow.data.temp_buffers import TempBuffers
 from omni_flow.data.temp_client import TempClient
+from omni_flow.data.temp_shares import Maps
 from omni_flow.deploy.errands import Errands
 from omni_flow.refs import TensorRef
 

@@ -11,8 +11,9 @@ import pytest
 
 from omni_flow.data.arena import Arena
 from omni_flow.data.ledger import BLOCK, CELLS, LEDGER_BYTES
-from omni_flow.data.temp_buffers import Maps, TempBuffers
+from omni_flow.data.temp_buffers import TempBuffers
 from omni_flow.data.temp_pool import TempPool
+from omni_flow.data.temp_shares import Maps
 
 MIB = 1 << 20
 
