@@ -37,9 +37,8 @@ def test_a_disk_that_takes_no_more_stops_nobody_and_is_used_again_when_it_does(
         resource.prlimit(mover, limit, (soft, hard))
         when_on(client)
         after = names(150, 3)
-        while not (client.probe("kv", after) & L3).any():
-            fill(client, after)
-        assert right(client, after[-16:]) == 16
+        while not (client.probe("kv", after) & L3).any() or right(client, after[-16:]) < 16:
+            fill(client, after)  # for a second after the last failure pages are dropped instead
         assert client.stats()["internal_errors"] == 0
 
 
