@@ -38,9 +38,9 @@ WAIT_S = 20.0
 RESTART_S = 60.0
 
 
-def asked_until(status: int, ask: Callable[[], httpx.Response]) -> httpx.Response:
+def asked_until(status: int, ask: Callable[[], httpx.Response], within_s: float = RESTART_S) -> httpx.Response:
     """The first answer with that status. Long enough for a replica to start on a machine with other work."""
-    end = time.monotonic() + RESTART_S
+    end = time.monotonic() + within_s
     while (answer := ask()).status_code != status:
         assert time.monotonic() < end, f"still {answer.status_code} {answer.text:.300}"
     return answer

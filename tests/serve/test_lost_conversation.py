@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from omni_flow import Graph, Json, Text, stream
-from omni_flow.models.deepseek_v2.role import DeepseekV2
-from omni_flow.serve.endpoints import ChatCompletions
-from omni_flow.serve.server import Serving
-from omni_flow.testing import tiny_checkpoint
-
 from . import conftest
+from .talk import WAIT_S, talk
 from .test_command import children, wait_end
-
-WAIT_S = 240.0
-"""An engine takes a while to start where other tests run."""
 
 
 def ask(http: httpx.Client, question: str, **more: str) -> httpx.Response:
@@ -38,8 +29,7 @@ def kill(http: httpx.Client, pid: int) -> None:
     """Kill a process of the role, and wait until the role answers again."""
     os.kill(pid, signal.SIGKILL)
     wait_end(pid)
-    while ask(http, "Hello?").status_code != 200:
-        time.sleep(0.1)
+    conftest.asked_until(200, lambda: ask(http, "Hello?"))
 
 
 @pytest.mark.long
@@ -48,17 +38,10 @@ def test_a_conversation_outlives_its_engine_and_one_that_died_with_its_role_is_r
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(conftest, "WAIT_S", WAIT_S)
-    graph = Graph("talk")
-    prompt = graph.placeholder("prompt", Text, required=True)
-    init = {"model": str(tiny_checkpoint("deepseek_v2", tmp_path)), "sampling": {"max_tokens": 8, "ignore_eos": True}}
-    said = graph.role("llm", DeepseekV2, init=init, stateful=True, balance="session").interface(
-        "reply",
-        inputs=[[{"question": prompt}]],
-        outputs=[stream("token", Text), stream("logprobs", Json), {"usage": Json, "finish": Text}],
-    )
-    graph.output(text=said.token, usage=said.usage)
-    endpoint = ChatCompletions(text="prompt", out_text="text", out_usage="usage")
-    with conftest.hosted(Serving(graph, (endpoint,)), processes=True) as host, host.client() as http:
+    with (
+        conftest.hosted(talk(tmp_path, stateful=True, balance="session"), processes=True) as host,
+        host.client() as http,
+    ):
 
         def tokens(question: str) -> int:
             answer = ask(http, question, session="s")

@@ -8,33 +8,15 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from omni_flow import Graph, Json, Text, stream
-from omni_flow.models.deepseek_v2.role import DeepseekV2
-from omni_flow.serve.endpoints import ChatCompletions
-from omni_flow.serve.server import Serving
-from omni_flow.testing import tiny_checkpoint
-
 from . import conftest
-
-WAIT_S = 240.0
-"""An engine takes a while to start where other tests run."""
+from .talk import WAIT_S, talk
 
 
 def test_a_session_has_kv_between_its_turns_and_none_when_it_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(conftest, "WAIT_S", WAIT_S)
-    graph = Graph("talk")
-    prompt = graph.placeholder("prompt", Text, required=True)
-    init = {"model": str(tiny_checkpoint("deepseek_v2", tmp_path)), "sampling": {"max_tokens": 8, "ignore_eos": True}}
-    said = graph.role("llm", DeepseekV2, init=init).interface(
-        "reply",
-        inputs=[[{"question": prompt}]],
-        outputs=[stream("token", Text), stream("logprobs", Json), {"usage": Json, "finish": Text}],
-    )
-    graph.output(text=said.token, usage=said.usage)
-    endpoint = ChatCompletions(text="prompt", out_text="text", out_usage="usage")
-    with conftest.hosted(Serving(graph, (endpoint,)), processes=True) as host, host.client() as http:
+    with conftest.hosted(talk(tmp_path), processes=True) as host, host.client() as http:
 
         def turn(question: str) -> dict[str, int]:
             body = {"model": "talk", "messages": [{"role": "user", "content": question}], "session": "s"}

@@ -12,22 +12,10 @@ from omni_flow.data.ledger import BACK_AT, BLOCK, CELLS, FORWARDS_AT, HELD, LEAS
 from omni_flow.data.temp_client import TempClient, decode_ref, encode_ref
 from omni_flow.refs import TensorRef
 
-from .conftest import TRANSPORTS, Make, Manager, Puppet
+from .conftest import TRANSPORTS, Make, Puppet
+from .temp_rig import MIB, TEMP, all_free
 
 pytestmark = pytest.mark.parametrize("transport", TRANSPORTS)
-
-MIB = 1 << 20
-TEMP = {"pools": (), "temp_bytes": 16 * MIB, "node": "n"}
-
-
-def all_free(server: Manager) -> None:
-    """Wait until every slot is free and the books are right."""
-    server.settle()
-    with server.client(role="viewer") as client:
-        while client.stats()["temp_free_bytes"] != client.stats()["temp_bytes"]:
-            pass
-        assert client.check() == []
-        assert client.stats()["internal_errors"] == 0, server.log
 
 
 @pytest.mark.parametrize("nbytes", [5000, MIB])

@@ -7,35 +7,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.errors import BadToken, PoolFull, StaleDescriptor
 from omni_flow.data.ledger import FORWARDS, FORWARDS_AT, MADE
 from omni_flow.data.temp_client import TempClient, decode_ref, encode_ref
 from omni_flow.refs import TensorRef
 
-from .conftest import TRANSPORTS, Make, Manager, Puppet
+from .conftest import TRANSPORTS, Make, Puppet
+from .temp_rig import MIB, TEMP, all_free
 
 pytestmark = pytest.mark.parametrize("transport", TRANSPORTS)
-
-MIB = 1 << 20
-TEMP = {"pools": (), "temp_bytes": 16 * MIB, "node": "n"}
-
-
-def used(client: MemoryManagerClient) -> int:
-    """Bytes in slots."""
-    stats = client.stats()
-    return int(stats["temp_bytes"] - stats["temp_free_bytes"])
-
-
-def all_free(server: Manager) -> None:
-    """Wait until every slot is free and the books are right."""
-    server.settle()
-    with server.client(role="viewer") as client:
-        while client.stats()["temp_slots"] or client.stats()["temp_orphans"]:
-            pass
-        assert used(client) == 0
-        assert client.check() == []
-        assert client.stats()["internal_errors"] == 0, server.log
 
 
 @pytest.mark.parametrize("read_only", [False, True])

@@ -5,23 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.errors import PoolFull
 from omni_flow.data.ledger import CELLS
 from omni_flow.data.temp_client import TempClient
 
 from .conftest import TRANSPORTS, Make
+from .temp_rig import MIB, TEMP, used
 
 pytestmark = pytest.mark.parametrize("transport", TRANSPORTS)
-
-MIB = 1 << 20
-TEMP = {"pools": (), "temp_bytes": 16 * MIB, "node": "n"}
-
-
-def used(client: MemoryManagerClient) -> int:
-    """Bytes in slots."""
-    stats = client.stats()
-    return int(stats["temp_bytes"] - stats["temp_free_bytes"])
 
 
 def test_a_producer_that_goes_on_as_before_asks_for_nothing(manager: Make) -> None:

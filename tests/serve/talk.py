@@ -1,0 +1,29 @@
+"""A graph of one real engine, spoken to over HTTP: what the tests of its sessions share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from omni_flow import Graph, Json, Text, stream
+from omni_flow.models.deepseek_v2.role import DeepseekV2
+from omni_flow.serve.endpoints import ChatCompletions
+from omni_flow.serve.server import Serving
+from omni_flow.testing import tiny_checkpoint
+
+WAIT_S = 240.0
+"""An engine takes a while to start where other tests run."""
+
+
+def talk(folder: Path, **role: Any) -> Serving:
+    """The model `talk`: a small DeepSeek-V2 that is made in `folder`. `role`: options of its role."""
+    graph = Graph("talk")
+    prompt = graph.placeholder("prompt", Text, required=True)
+    init = {"model": str(tiny_checkpoint("deepseek_v2", folder)), "sampling": {"max_tokens": 8, "ignore_eos": True}}
+    said = graph.role("llm", DeepseekV2, init=init, **role).interface(
+        "reply",
+        inputs=[[{"question": prompt}]],
+        outputs=[stream("token", Text), stream("logprobs", Json), {"usage": Json, "finish": Text}],
+    )
+    graph.output(text=said.token, usage=said.usage)
+    return Serving(graph, (ChatCompletions(text="prompt", out_text="text", out_usage="usage"),))
