@@ -29,7 +29,7 @@ def kill(http: httpx.Client, pid: int) -> None:
     """Kill a process of the role, and wait until the role answers again."""
     os.kill(pid, signal.SIGKILL)
     wait_end(pid)
-    conftest.asked_until(200, lambda: ask(http, "Hello?"))
+    conftest.asked_until(200, lambda: ask(http, "Hello?"), WAIT_S)
 
 
 @pytest.mark.long
