@@ -344,8 +344,9 @@ class TempPool(TempRoom):
         if not self.closing and (first := self._first_due(now)) > now:
             return min(first, now + self.orphan_s)
         self.harvest_all()
-        due = [slot for slot in self.orphans.values() if slot.adopt_until <= now and not slot.forwards]
         held = self.held_shares()
+        self._free_returned()  # also what was held no more at that look
+        due = [slot for slot in self.orphans.values() if slot.adopt_until <= now and not slot.forwards]
         closing, self.closing = self.closing, []
         for slot in closing:
             if (slot.number, slot.generation) in held:
