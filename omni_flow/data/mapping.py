@@ -25,9 +25,6 @@ _MAP_FIXED: Final = 0x10
 _MAP_NORESERVE: Final = 0x4000
 _MAP_FAILED: Final = ctypes.c_void_p(-1).value
 
-_lost: Final[list[memoryview]] = []
-"""Reservations into which nothing could be mapped: they may have a hole by now, in which others' memory may lie."""
-
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
@@ -39,7 +36,7 @@ def map_shared(fd: int, size: int, write: bool, aligned: bool = False) -> memory
 
     Python's mmap takes no address, so it reserves a larger range of nothing and the file is mapped into that; the
     reservation's end unmaps both. Where the system refuses, it may have emptied that range before it did, and another
-    thread's memory may have come there since: such a reservation is never unmapped.
+    thread's memory may have come there since: such a reservation is never unmapped, not even at the process's exit.
 
     Args:
         aligned: the system finds a right address by itself, as it does for files of reserved huge pages.
@@ -56,7 +53,7 @@ def map_shared(fd: int, size: int, write: bool, aligned: bool = False) -> memory
     skip = -start % HUGE
     if _libc.mmap(start + skip, size, prot, mmap.MAP_SHARED | _MAP_FIXED, fd, 0) == _MAP_FAILED:
         code = ctypes.get_errno()
-        _lost.append(around)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(around))  # a list would be emptied at the interpreter's end
         raise OSError(code, os.strerror(code))
     return around[skip : skip + size]
 
