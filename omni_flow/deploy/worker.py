@@ -109,11 +109,12 @@ class Worker:
         return 0
 
     def _ask_health(self, loop: asyncio.AbstractEventLoop, replica: Replica, before: str) -> None:
+        if self._ending.done():  # a role that closes is not ill
+            return
         cause = replica.ails()
         if cause != before:
             self._node.post(self._setup.registry, Ailing(self._start.id, cause))
-        if not self._ending.done():
-            loop.call_later(AILS_S, self._ask_health, loop, replica, cause)
+        loop.call_later(AILS_S, self._ask_health, loop, replica, cause)
 
     async def _close(self, replica: Replica) -> None:
         try:

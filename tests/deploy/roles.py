@@ -140,6 +140,15 @@ class Ails:
             return ""
 
 
+class ClosesSlowly(Ails):
+    """Can't serve from the moment on that it is closed, which takes it a while."""
+
+    async def close(self) -> None:
+        with open(self._file, "w") as cause:
+            cause.write("its engine is closed")
+        await asyncio.sleep(1)
+
+
 class BadSetup:
     async def run(self, x: str) -> str:
         return x

@@ -22,7 +22,7 @@ from omni_flow.control.transport.packets import hello
 from omni_flow.deploy.local import AsyncDeployment
 
 from .conftest import BARE, Events, alive, bare, emptied, ended, outcome_of, parent_of, pid_of
-from .roles import Ails, Echo, Exits, Hangs, Pid, Spawns, diamond, held, one
+from .roles import Ails, ClosesSlowly, Echo, Exits, Hangs, Pid, Spawns, diamond, held, one
 
 SHORT, LONG = "abcdefghijklmnop", "abcdefghij" * 12
 
@@ -259,6 +259,14 @@ def test_a_replica_that_says_that_it_cannot_serve_is_not_up(tmp_path: Path, proc
             assert app.submit(x="a").result(timeout=20) == {"y": "a"}
             file.unlink()
         until("up", "")
+
+
+def test_a_role_that_closes_is_not_said_to_be_unable_to_serve(tmp_path: Path) -> None:
+    events = Events()
+    with launch(one(ClosesSlowly, init={"file": str(tmp_path / "closed")}), **BARE, on_event=events) as app:
+        assert app.submit(x="a").result(timeout=20) == {"y": "a"}
+    assert (tmp_path / "closed").exists()
+    assert [line for line in events.lines if "can't serve" in line] == []
 
 
 def test_a_request_that_waits_for_a_replica_that_never_comes_fails_with_the_cause(tmp_path: Path) -> None:
