@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from omni_flow.data.ledger import ORDERED
+
 Level = Literal["ok", "low", "missing"]
 GIB = 2**30
 
@@ -27,7 +29,7 @@ class Fact:
 
 def facts() -> list[Fact]:
     """All facts, most important first."""
-    return [_python(), _system(), _cores(), _memory(), _shared(), _files(), _locked(), _packet(), _gpu()]
+    return [_python(), _system(), _processor(), _cores(), _memory(), _shared(), _files(), _locked(), _packet(), _gpu()]
 
 
 def _python() -> Fact:
@@ -40,6 +42,11 @@ def _system() -> Fact:
     linux = sys.platform == "linux"
     mend = "" if linux else "Omni-Flow needs Linux: Unix SEQPACKET sockets and memfd"
     return Fact("system", f"{platform.system()} {platform.release()}", "ok" if linux else "missing", mend)
+
+
+def _processor() -> Fact:
+    mend = "" if ORDERED else "TempBuffers need the order of stores of x86-64: arrays travel in messages here"
+    return Fact("processor", platform.machine(), "ok" if ORDERED else "low", mend)
 
 
 def _cores() -> Fact:

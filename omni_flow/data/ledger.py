@@ -26,14 +26,18 @@ Ledger (`temp/ledger`, one per client, seen by that client and the server only):
 
 Each transition has one writer, so nothing is locked and nothing is counted twice if the client dies between any two
 steps. Cells are aligned 32-bit stores, seen by others in the order in which they are made, and after the loads before
-them, as x86 has it; on a machine with weaker order each step would need a barrier. Whoever adopts a forwarded share can
-only release it after MADE was raised, so a server that first looks for releases and then for forwards knows of every
-share before it comes back.
+them, as x86 has it (`ORDERED`); on a machine with weaker order each step would need a barrier, so there the pool is
+refused. Whoever adopts a forwarded share can only release it after MADE was raised, so a server that first looks for
+releases and then for forwards knows of every share before it comes back.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Final
+
+ORDERED: Final = os.uname().machine == "x86_64"
+"""Whether this machine keeps the order of stores that the ledger needs."""
 
 NONE: Final = 0
 LEASED: Final = 1

@@ -10,7 +10,7 @@ import numpy as np
 
 from omni_flow.data.arena import Arena
 from omni_flow.data.arguments import whole
-from omni_flow.data.errors import PoolFull, StaleDescriptor
+from omni_flow.data.errors import PoolFull, Refused, StaleDescriptor
 from omni_flow.data.ledger import (
     BACK_AT,
     BLOCK,
@@ -22,6 +22,7 @@ from omni_flow.data.ledger import (
     MADE,
     MAX_FANOUT,
     NONE,
+    ORDERED,
     OWNED,
     RELEASED,
     ROW,
@@ -67,6 +68,9 @@ class TempShares:
     """
 
     def __init__(self, maps: Maps, bell: Callable[[], None] | None) -> None:
+        """Raises Refused: the machine does not keep the order of stores that the ledger needs."""
+        if not ORDERED:
+            raise Refused("TempBuffers need the order of stores of x86-64", "send arrays by other means")
         self.maps = maps
         self.reader_address = maps.reader.address
         self.bell = bell

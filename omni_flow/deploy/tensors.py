@@ -21,6 +21,7 @@ from omni_flow.control.arrays import is_torch, itemsize, torch_module
 from omni_flow.control.runtime.tensors import Placed, TensorGone
 from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.errors import DataError, Disconnected, NeverFits, OutOfMemory, PoolFull, StaleEpoch
+from omni_flow.data.ledger import ORDERED
 from omni_flow.data.temp_arrays import Share, TempBuffer
 from omni_flow.data.temp_buffers import TempBuffers
 from omni_flow.data.temp_client import TempClient
@@ -40,7 +41,8 @@ WARM_BYTES = 256 << 20
 class ArenaTensors:
     """A process's TempBuffers, as the runtime and role code use them. `empty` from any thread, the rest on the loop.
 
-    Connects when the first large array comes; without a memory manager, arrays travel in messages.
+    Connects when the first large array comes; without a memory manager, and on a machine other than x86-64 (see
+    `ledger.py`), arrays travel in messages.
 
     Args:
         address: the memory manager's socket.
@@ -55,7 +57,7 @@ class ArenaTensors:
         self._attended: TempClient | None = None
         """The pool, once the loop does its errands."""
         self._errands: Errands | None = None
-        self._retry_at = 0.0
+        self._retry_at = 0.0 if ORDERED else float("inf")
         self._warm: threading.Thread | None = None
         self._lock = threading.Lock()
         self._under_tensors: dict[int, weakref.ref[_Made | Share]] = {}

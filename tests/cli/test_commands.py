@@ -140,6 +140,12 @@ def test_doctor_names_this_machine_and_every_extra(cli: Cli) -> None:
     assert {e["name"] for e in found["extras"]} == set(doctor.PURPOSE)
 
 
+def test_doctor_says_that_another_processor_sends_arrays_in_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(system, "ORDERED", False)
+    found = next(fact for fact in system.facts() if fact.name == "processor")
+    assert (found.level, "arrays travel in messages" in found.mend) == ("low", True)
+
+
 def test_doctor_says_how_to_get_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     ray = Extra("ray", (Package("ray", "ray>=2.40", None, False),), "pip install 'omni-flow[ray]'")
     old = Extra("", (Package("numpy", "numpy>=1.26", "1.20", False),), "pip install omni-flow")

@@ -13,9 +13,11 @@ import pytest
 
 from omni_flow.control.runtime.tensors import TensorGone
 from omni_flow.data.client import MemoryManagerClient
+from omni_flow.data.errors import Refused
 from omni_flow.data.launch import start
 from omni_flow.data.ledger import FORWARDS, HELD_ENTRIES
 from omni_flow.data.server_config import ServerConfig
+from omni_flow.data.temp_client import TempClient
 from omni_flow.deploy.tensors import ArenaTensors
 
 
@@ -86,6 +88,27 @@ def test_who_gives_on_more_than_the_manager_has_seen_copies_and_waits_for_nobody
             while viewer.stats()["temp_forwarded"] < FORWARDS // 2 + 1:
                 pass
             assert viewer.check() == []
+        tensors.close()
+
+    asyncio.run(body())
+
+
+def test_where_stores_are_not_seen_in_their_order_arrays_are_not_placed(
+    manager: tuple[int, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The only part of a machine of another kind that this one can have: what it is known by."""
+    monkeypatch.setattr("omni_flow.data.temp_shares.ORDERED", False)
+    monkeypatch.setattr("omni_flow.deploy.tensors.ORDERED", False)
+
+    async def body() -> None:
+        tensors = ArenaTensors(manager[1], "of another kind")
+        assert tensors.place(np.arange(10_000)) is None
+        assert tensors.empty(10_000).base is None
+        with MemoryManagerClient(manager[1]) as client:
+            with pytest.raises(Refused, match="x86-64"):
+                TempClient(client)
+            assert client.check() == []
+            assert client.stats()["sessions"] == 1
         tensors.close()
 
     asyncio.run(body())
