@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import logging
 import os
 import subprocess
@@ -17,8 +19,9 @@ from omni_flow.data.server_config import ServerConfig
 
 log = logging.getLogger("omni_flow.deploy")
 
-RESTART_S = 0.5
-"""Pause before a memory manager that died is started anew."""
+RESTART_S = (0.5, 1.0, 2.0, 5.0)
+"""Pauses before a memory manager that died is started anew; where that fails, the next, and the last again and again:
+what it needs may still be held for a while by those who mapped the memory of the one before."""
 
 CLOSE_GRACE_S = 3.0
 """How long a memory manager that was told to end may take before it is killed."""
@@ -59,6 +62,7 @@ class MemoryProcess:
         self._notify = notify
         self._process: subprocess.Popen[bytes] | None = None
         self._watch: asyncio.Task[None] | None = None
+        self._starting: asyncio.Future[subprocess.Popen[bytes]] | None = None
         self._life: tuple[int, int] | None = None
 
     @property
@@ -69,28 +73,40 @@ class MemoryProcess:
     async def start(self) -> None:
         """Start it and wait until clients may connect. Raises DataError."""
         self._life = os.pipe2(os.O_CLOEXEC)
-        self._process = await asyncio.to_thread(launch.start, self._config, life=self._life[0])
+        await self._start()
         self._watch = asyncio.create_task(self._restart_when_dead())
+
+    async def _start(self) -> None:
+        """Raises DataError, OSError. A start that nobody waits for any more is `close`'s."""
+        assert self._life is not None
+        self._starting = asyncio.ensure_future(asyncio.to_thread(launch.start, self._config, life=self._life[0]))
+        self._process = await asyncio.shield(self._starting)
 
     async def _restart_when_dead(self) -> None:
         while True:
             assert self._process is not None
-            assert self._life is not None
             await _ended(self._process.pid)
-            status = self._process.wait()
+            status, self._process = self._process.wait(), None
             self._notify(f"the memory manager ended with {status} and is started anew; roles send arrays in messages")
-            await asyncio.sleep(RESTART_S)
-            try:
-                self._process = await asyncio.to_thread(launch.start, self._config, life=self._life[0])
-            except DataError as error:
-                self._notify(f"the memory manager could not be started anew: {error}")
-                return
-            self._notify(f"the memory manager is up again as {self._process.pid}")
+            for pause in itertools.chain(RESTART_S, itertools.repeat(RESTART_S[-1])):
+                await asyncio.sleep(pause)
+                try:
+                    await self._start()
+                    self._notify(f"the memory manager is up again as {self.pid}")
+                    break
+                except (DataError, OSError) as error:
+                    self._notify(f"the memory manager could not be started anew, it is tried again: {error}")
 
     async def close(self) -> None:
         """End it and wait for that: SIGTERM now, SIGKILL after `CLOSE_GRACE_S`."""
         if self._watch is not None:
             self._watch.cancel()
+        if self._life is None:
+            return
+        os.close(self._life[1])  # one that is being started ends by itself
+        if self._starting is not None:
+            with contextlib.suppress(DataError, OSError):
+                self._process = await self._starting
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
             try:
@@ -100,10 +116,8 @@ class MemoryProcess:
                 log.error("the memory manager did not end within %g s and is killed", CLOSE_GRACE_S)
                 self._process.kill()
             self._process.wait()
-        if self._life is not None:
-            for fd in self._life:
-                os.close(fd)
-            self._life = None
+        os.close(self._life[0])
+        self._life = None
 
 
 async def _ended(pid: int) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import secrets
 import stat
 import tempfile
@@ -18,8 +19,8 @@ from omni_flow.control.transport.directory import private_directory
 from omni_flow.deploy.errors import RunDirInUse
 
 _LOCK = "lock"
-_MEMORY_LOCK = "memory.sock.lock"
-"""What the memory manager keeps beside its socket."""
+_MEMORY_LOCK = re.compile(r"memory\d*\.sock\.lock")
+"""What each memory manager keeps beside its socket."""
 
 
 class RunDir:
@@ -62,7 +63,8 @@ def remove(path: str) -> None:
     """Remove the sockets and the locks in a run directory, and the directory unless a user keeps other files there."""
     with contextlib.suppress(FileNotFoundError):
         for entry in os.scandir(path):
-            if entry.name in (_LOCK, _MEMORY_LOCK) or stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode):
+            lock = entry.name == _LOCK or _MEMORY_LOCK.fullmatch(entry.name)
+            if lock or stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode):
                 os.unlink(entry.path)
         try:
             os.rmdir(path)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import signal
+import time
 from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pytest
 
 from omni_flow import Graph, InvalidInput, Json, RequestFailed, Tensor, launch
+from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.deploy.launchers import LocalLauncher
-from omni_flow.deploy.memory import Memory
+from omni_flow.deploy.memory import Memory, MemoryProcess
 
-from .conftest import Events, alive, deployed, pid_of
+from .conftest import WAIT_S, Events, alive, deployed, pid_of
 from .tensor_roles import (
     MIB,
     Echo,
@@ -140,6 +145,57 @@ def test_a_killed_memory_manager_is_started_anew_and_requests_go_on() -> None:
             assert shared
 
     asyncio.run(body())
+
+
+def lock_of(memory: MemoryProcess) -> BinaryIO:
+    """The file that a manager locks for as long as it lives."""
+    return open(memory.address + ".lock", "rb")
+
+
+def until_there(memory: MemoryProcess) -> None:
+    """Wait until a manager that is being started has made its lock."""
+    until = time.monotonic() + WAIT_S
+    while not os.path.exists(memory.address + ".lock"):
+        assert time.monotonic() < until
+
+
+def test_a_memory_manager_that_cannot_be_started_anew_is_tried_again_until_it_can() -> None:
+    async def body() -> None:
+        events = Events()
+        async with deployed(one(Where, "look", Tensor()), events) as app:
+            launcher = app.launcher
+            assert isinstance(launcher, LocalLauncher)
+            assert launcher.memory is not None
+            assert launcher.memory.pid is not None
+            with lock_of(launcher.memory) as lock:
+                os.kill(launcher.memory.pid, signal.SIGKILL)
+                fcntl.flock(lock, fcntl.LOCK_EX)  # as another manager would
+                assert "already serves" in await events.until("could not be started anew, it is tried again")
+            await events.until("the memory manager is up again")
+
+    asyncio.run(body())
+
+
+def test_a_memory_manager_whose_start_was_given_up_has_gone_when_it_is_closed(tmp_path: Path) -> None:
+    async def body() -> None:
+        memory = MemoryProcess(Memory(temp_bytes=MIB), str(tmp_path), Events())
+        starting = asyncio.create_task(memory.start())
+        await asyncio.to_thread(until_there, memory)
+        starting.cancel()
+        await asyncio.wait([starting])
+        await memory.close()
+        with lock_of(memory) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    tmp_path.chmod(0o700)
+    asyncio.run(body())
+
+
+def test_several_memory_managers_leave_nothing_of_their_run_directory(run_directories: Path) -> None:
+    pool = PoolSpec(name="kv", page_bytes=64, l1_pages=16)
+    with launch(one(Echo, "run", Tensor()), memory=Memory(temp_bytes=MIB, pools=(pool,), managers=3)):
+        pass
+    assert list(run_directories.iterdir()) == []
 
 
 def test_a_memory_manager_that_does_not_end_by_itself_is_killed() -> None:
