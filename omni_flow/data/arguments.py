@@ -75,3 +75,19 @@ def text(argument: str, value: object, most: int, least: int = 1) -> str:
             value.encode()
             return value
     raise BadArgument(f"{argument}: {brief(value)}", f"give a text of {least} to {most} characters")
+
+
+def endpoint(argument: str, value: object) -> str:
+    """`value`, a ZMQ endpoint between processes: `ipc://PATH` or `tcp://HOST:PORT`, where `*` may stand for a port.
+
+    Raises:
+        BadArgument: anything else; ZMQ itself would take a port beyond 65535 for another one.
+    """
+    given = text(argument, value, 4096)
+    scheme, _, rest = given.partition("://")
+    host, _, port = rest.rpartition(":")
+    if (scheme == "ipc" and rest) or (
+        scheme == "tcp" and host and (port == "*" or (port.isdecimal() and port.isascii() and int(port) <= 0xFFFF))
+    ):
+        return given
+    raise BadArgument(f"{argument}: {brief(value)}", "give an endpoint, tcp://HOST:PORT or ipc://PATH")

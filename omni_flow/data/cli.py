@@ -7,7 +7,9 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +25,7 @@ from omni_flow.data.device_memory import Sharing
 from omni_flow.data.errors import BadArgument, DataError
 from omni_flow.data.launch import default_services, load_config
 from omni_flow.data.logs import log_to_stderr
-from omni_flow.data.overview_tables import tables
+from omni_flow.data.overview_tables import plain, tables
 from omni_flow.data.policy import PolicyError
 from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.server import serve
@@ -44,6 +46,16 @@ def default_path() -> str:
     """Socket of this user's memory manager: below XDG_RUNTIME_DIR, else below the home directory."""
     base = os.environ.get("XDG_RUNTIME_DIR") or str(Path.home() / ".cache")
     return str(Path(base) / "omni-flow" / "memory.sock")
+
+
+class LogLevel(Enum):
+    """What a log may leave out."""
+
+    DEBUG = "DEBUG"
+    INFO = "INFO"
+    WARNING = "WARNING"
+    ERROR = "ERROR"
+    CRITICAL = "CRITICAL"
 
 
 Address = Annotated[str, typer.Option("--address", "-a", help="Socket path or ZMQ endpoint of the memory manager.")]
@@ -120,7 +132,7 @@ def ssd_tier(specs: Sequence[PoolSpec], directory: str, size: str) -> tuple[tupl
 
 
 def transfer_process(name: str, control: str, peers: Sequence[str], key_file: str) -> tuple[str, ...]:
-    """The command line of a node's transfer process."""
+    """The command line of a node's transfer process. Raises: DataError, what would end it at once."""
     if not name:
         raise typer.BadParameter("--control, --peers and --key-file belong to a node: give it a --node NAME")
     config = NodeConfig(
@@ -130,6 +142,7 @@ def transfer_process(name: str, control: str, peers: Sequence[str], key_file: st
         peers=tuple(peer for text in peers for peer in text.split(",") if peer),
         key_file=key_file,
     )
+    config.check()
     return ("{python}", "-m", "omni_flow.data.transfer.node", msgspec.json.encode(config).decode())
 
 
@@ -146,9 +159,12 @@ def _end(error: Exception) -> typer.Exit:
     return typer.Exit(1)
 
 
-def _connect(address: str) -> MemoryManagerClient:
+@contextmanager
+def _client(address: str, name: str = "cli", role: str = "viewer") -> Iterator[MemoryManagerClient]:
+    """A session for as long as a command needs one, whatever becomes of the manager meanwhile."""
     try:
-        return MemoryManagerClient(address, name="cli", role="viewer")
+        with MemoryManagerClient(address or default_path(), name=name, role=role) as client:
+            yield client
     except DataError as error:
         raise _end(error) from error
 
@@ -168,11 +184,15 @@ def serve_command(
     control: Annotated[str, typer.Option(help="Where this node listens for others.")] = "tcp://127.0.0.1:*",
     peers: Annotated[list[str] | None, typer.Option(help="Endpoints of other nodes; one that lives will do.")] = None,
     key_file: Annotated[str, typer.Option(help="File with the secret of all nodes; needed beyond loopback.")] = "",
-    metrics_port: Annotated[int, typer.Option(help="Serve Prometheus metrics on this loopback port; 0: don't.")] = 0,
-    log_level: Annotated[str, typer.Option(help="Level of the JSON log on stderr.")] = "INFO",
+    metrics_port: Annotated[
+        int, typer.Option(help="Serve Prometheus metrics on this loopback port; 0: don't.", min=0, max=65535)
+    ] = 0,
+    log_level: Annotated[
+        LogLevel, typer.Option(case_sensitive=False, help="Level of the JSON log on stderr.")
+    ] = LogLevel.INFO,
 ) -> None:
     """Run the memory manager in the foreground until SIGTERM or Ctrl-C."""
-    log_to_stderr(log_level)
+    log_to_stderr(log_level.value)
     try:
         if config is not None:
             settings = load_config(str(config))
@@ -210,7 +230,7 @@ def inspect(
 ) -> None:
     """Who is connected and what each holds; pages, TempBuffers, weights, jobs under way. Names and content of pages are
     never shown."""
-    with _connect(address or default_path()) as client:
+    with _client(address) as client:
         seen: dict[str, Any] = {"sessions": client.inspect(), **client.overview()}
         if tensors:
             versions = {(row["model"], row["revision"], row["version"]) for row in seen["weights"]}
@@ -240,7 +260,7 @@ def _top_table(now: dict[str, int | float], before: dict[str, int | float], seco
     for name, value in sorted(now.items()):
         rate = (value - before.get(name, value)) / seconds if seconds else 0.0
         if value or rate:
-            table.add_row(name, f"{value:,}", f"{rate:,.0f}" if rate else "")
+            table.add_row(plain(name), f"{value:,}", f"{rate:,.0f}" if rate else "")
     return table
 
 
@@ -252,7 +272,7 @@ def top(
     as_json: AsJson = False,
 ) -> None:
     """All figures of the memory manager, live."""
-    with _connect(address or default_path()) as client:
+    with _client(address) as client:
         before = client.stats()
         if as_json:
             print(json.dumps(before))
@@ -270,12 +290,12 @@ def top(
 @memory_app.command()
 def check(address: Address = "", as_json: AsJson = False) -> None:
     """Check the invariants of all tables; exit code 1 if one is violated."""
-    with _connect(address or default_path()) as client:
+    with _client(address) as client:
         faults = client.check()
     if as_json:
         print(json.dumps(faults))
     else:
-        Console().print("\n".join(faults) or "sound")
+        Console().print("\n".join(faults) or "sound", markup=False)
     raise typer.Exit(1 if faults else 0)
 
 
@@ -292,11 +312,7 @@ def bench(address: Address = "", as_json: AsJson = False) -> None:
             spent.append(time.perf_counter() - began)
         return round(statistics.median(spent) * 1e6, 2)
 
-    try:
-        client = MemoryManagerClient(address or default_path(), name="bench")
-    except DataError as error:
-        raise _end(error) from error
-    with client:
+    with _client(address, "bench", "client") as client:
         figures = {"ping_us": median_us(client.ping)}
         if client.welcome.pools:
             name = client.welcome.pools[0].name

@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from omni_flow.data.client import MemoryManagerClient
-from omni_flow.data.errors import DataError
+from omni_flow.data.errors import DataError, SystemRefusal
 
 GAUGES: Final = (
     "slots", "free", "pinned", "waiting", "pages", "objects", "leases", "reservations", "bytes", "running", "on",
@@ -70,7 +70,11 @@ def registry_of(client: MemoryManagerClient) -> CollectorRegistry:
 def main(argv: Sequence[str]) -> None:
     """Serve metrics until the memory manager has gone. Its session called `metrics` is there once the port is open."""
     path, port = argv[1], int(argv[2])
-    server, thread = start_http_server(port, "127.0.0.1", registry_of(MemoryManagerClient(path, role="viewer")))
+    numbers = registry_of(MemoryManagerClient(path, role="viewer"))
+    try:
+        server, thread = start_http_server(port, "127.0.0.1", numbers)
+    except OSError as error:
+        raise SystemRefusal(f"no metrics at port {port}: {error.strerror}", "choose another --metrics-port") from error
     try:
         with MemoryManagerClient(path, name="metrics", role="viewer") as watch:
             watch.wait_end()
@@ -80,4 +84,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv)
+    try:
+        main(sys.argv)
+    except DataError as error:
+        sys.exit(str(error))

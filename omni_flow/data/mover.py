@@ -171,4 +171,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv)
+    try:
+        main(sys.argv)
+    except DataError as error:
+        sys.exit(str(error))

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from rich.table import Table
+from rich.text import Text
 
 Row = Mapping[str, Any]
 _NUMBERS: Final = frozenset(("session", "pid", "job", "mover"))
@@ -61,5 +62,10 @@ def _table(title: str, rows: Sequence[Row]) -> Table:
     return table
 
 
-def _cell(name: str, value: object) -> str:
-    return f"{value:,}" if type(value) is int and name not in _NUMBERS else str(value)
+def _cell(name: str, value: object) -> Text:
+    return plain(f"{value:,}" if type(value) is int and name not in _NUMBERS else str(value))
+
+
+def plain(text: str) -> Text:
+    """What others call themselves, as it is: nothing in it is markup, or moves the cursor."""
+    return Text("".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text))

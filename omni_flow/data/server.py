@@ -78,6 +78,18 @@ class Server:
         self._timed = False
         self.failure: DataError | None = None
         self.on_stop: list[Callable[[], None]] = []
+        uids = frozenset((os.getuid(), *config.uids))
+        self.front = UnixFront(  # first: who may not serve here makes no memory
+            config.path, self.poll, self.watch, uids, self.open_session, self.receive, self.close_session
+        )
+        try:
+            self._make(config, services)
+        except BaseException:
+            self.front.close()
+            raise
+
+    def _make(self, config: ServerConfig, services: Callable[[Server], Sequence[Service]]) -> None:
+        """Arenas, services, and at last the ways in."""
         self.devices = DeviceMemory(config.device_memory, self.watch_fd, self.fail)
         self.arenas = ServedArenas(config, self.devices)
         self.services: list[Service] = list(services(self))
@@ -93,11 +105,8 @@ class Server:
             self.handlers.update(service.ops)
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.watch_fd(self._wake_r, self._woken)
-        uids = frozenset((os.getuid(), *config.uids))
-        self.front = UnixFront(
-            config.path, self.poll, self.watch, uids, self.open_session, self.receive, self.close_session
-        )
         self.zmq = ZmqFront(self, config.endpoints, config.shared_key) if config.endpoints else None
+        self.front.open()
 
     # -- the loop -----------------------------------------------------------------------------------------------
 

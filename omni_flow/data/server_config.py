@@ -6,11 +6,12 @@ from typing import Final
 
 import msgspec
 
-from omni_flow.data.arguments import YEAR_S, real, text, whole
+from omni_flow.data.arguments import YEAR_S, endpoint, real, text, whole
 from omni_flow.data.device_memory import Sharing
 from omni_flow.data.errors import BadArgument
 from omni_flow.data.pool_spec import PoolSpec
 
+_PATH_BYTES: Final = 107
 _POOL_NAMES: Final = 3000
 """Bytes that the names of all pools may have, 32 more for each: their numbers (`STATS`) are one message."""
 
@@ -59,7 +60,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     movers: tuple[tuple[str, ...], ...] = ()
 
     def __post_init__(self) -> None:
-        text("path", self.path, 107)
+        text("path", self.path, _PATH_BYTES)
+        if len(self.path.encode()) > _PATH_BYTES:
+            raise BadArgument(f"path: {self.path}", f"give one of at most {_PATH_BYTES} bytes, as sockets have it")
         text("node", self.node, 32, least=0)
         names = [pool.name for pool in self.pools]
         if len(set(names)) != len(names):
@@ -68,6 +71,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise BadArgument(
                 f"{len(names)} pools of such names are more than a message tells of", "name fewer, shorter"
             )
+        for given in self.endpoints:
+            endpoint("endpoints", given)
         whole("temp_bytes", self.temp_bytes)
         whole("temp_large_bytes", self.temp_large_bytes)
         whole("temp_client_bytes", self.temp_client_bytes)

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from omni_flow.data.errors import BadMessage, Refused
+from omni_flow.data.errors import BadMessage, Refused, SystemRefusal
 from omni_flow.data.protocol import MAX_MESSAGE, Op, peek
 from omni_flow.data.session import Session
 
@@ -26,6 +26,7 @@ _CLOEXEC: Final = int(socket.MSG_CMSG_CLOEXEC)
 _CUT: Final = int(socket.MSG_TRUNC) | int(socket.MSG_CTRUNC)
 _IN: Final = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
 _OUT: Final = select.EPOLLOUT
+_ELSEWHERE: Final = "choose another path"
 _UCRED: Final = struct.Struct("iII")
 
 
@@ -106,7 +107,7 @@ class UnixWire:
 
 
 class UnixFront:
-    """Accepts connections and turns datagrams into messages.
+    """Accepts connections and turns datagrams into messages; from `open` on. Until then it keeps others from the path.
 
     Args:
         path: of the socket; its directory must belong to this user alone. A socket left by a dead server is replaced.
@@ -124,6 +125,7 @@ class UnixFront:
         handle: Callable[[Session, bytearray, int, Sequence[int]], None],
         close_session: Callable[[Session], None],
     ) -> None:
+        """Raises: Refused, SystemRefusal: nothing can be served at `path`."""
         self.path = path
         self._poll = poll
         self._uids = uids
@@ -133,55 +135,66 @@ class UnixFront:
         self._buffer = bytearray(MAX_MESSAGE + 4096)
         self.foreign = 0
         self._lock = self._claim(path)
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
-        self._listener.bind(path)
-        os.chmod(path, 0o600 if uids == {os.getuid()} else 0o666)
-        self._listener.listen(128)
         self._spare = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-        watch[self._listener.fileno()] = self._accept
-        poll.register(self._listener.fileno(), select.EPOLLIN)
+        self._listener: socket.socket | None = None
+
+    def open(self) -> None:
+        """Clients may connect from now on. Raises: SystemRefusal."""
+        listener = self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.path)
+            listener.bind(self.path)
+            os.chmod(self.path, 0o600 if self._uids == {os.getuid()} else 0o666)
+            listener.listen(128)
+        except OSError as error:
+            raise SystemRefusal(f"can't serve at {self.path}: {error.strerror or error}", _ELSEWHERE) from error
+        self._watch[listener.fileno()] = self._accept
+        self._poll.register(listener.fileno(), select.EPOLLIN)
 
     @staticmethod
     def _claim(path: str) -> int:
-        """Take the lock beside the socket and remove the socket of a dead server.
+        """Take the lock beside the socket.
 
         Raises:
-            Refused: another server lives there, or the directory is open to others.
+            Refused: another server lives there, the directory is open to others, or the path is something else's.
+            SystemRefusal: no socket can be there.
         """
         folder = os.path.dirname(os.path.abspath(path))
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-        mode = os.stat(folder)
-        if mode.st_uid != os.getuid() or mode.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise Refused(f"directory {folder} can be written by others", "use a directory of mode 0700")
-        lock = os.open(path + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            mode = os.stat(folder)
+            if mode.st_uid != os.getuid() or mode.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                raise Refused(f"directory {folder} can be written by others", "use a directory of mode 0700")
+            with contextlib.suppress(FileNotFoundError):
+                if not stat.S_ISSOCK(os.lstat(path).st_mode):
+                    raise Refused(f"{path} is there and no socket, it is left as it is", _ELSEWHERE)
+            lock = os.open(path + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise SystemRefusal(f"can't serve at {path}: {error.strerror}", _ELSEWHERE) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(lock)
             raise Refused(f"a memory manager already serves {path}", "stop it or choose another path") from error
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
         return lock
 
     def _accept(self, _events: int) -> None:
+        assert self._listener is not None
         try:
             sock, _ = self._listener.accept()
-        except BlockingIOError:
-            return
         except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE):
-                return
-            os.close(self._spare)
-            with contextlib.suppress(
-                OSError
-            ):  # somebody else may have taken the descriptor; the next round tries again
-                self._listener.accept()[0].close()
-            self._spare = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._turn_away()
             return
-        pid, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-        sock.setblocking(False)
+        try:
+            pid, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+            sock.setblocking(False)
+            self._poll.register(sock.fileno(), select.EPOLLIN)
+        except OSError:  # the kernel has no room for one more: its client sees the connection end
+            sock.close()
+            return
         wire = UnixWire(sock, self._poll)
-        self._poll.register(sock.fileno(), select.EPOLLIN)
         session = self._open(wire, pid, uid)
         fd = sock.fileno()
         self._sessions[fd] = (session, wire)
@@ -197,6 +210,17 @@ class UnixFront:
             self.foreign += 1
             session.refuse(0, 0, Refused(f"user {uid} may not use this memory manager", "add the uid to its config"))
             self._end(fd, session, wire)
+
+    def _turn_away(self) -> None:
+        """There is no descriptor for who comes: he is told so by the end of his connection."""
+        assert self._listener is not None
+        if self._spare >= 0:
+            os.close(self._spare)
+            self._spare = -1
+        with contextlib.suppress(OSError):  # others may have taken the descriptor; the next round tries again
+            self._listener.accept()[0].close()
+        with contextlib.suppress(OSError):
+            self._spare = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
 
     def _receive(self, fd: int, session: Session, wire: UnixWire) -> None:
         fds: list[int] = []
@@ -250,10 +274,12 @@ class UnixFront:
     def close(self) -> None:
         for fd, (session, wire) in list(self._sessions.items()):
             self._end(fd, session, wire)
-        self._poll.unregister(self._listener.fileno())
-        del self._watch[self._listener.fileno()]
-        self._listener.close()
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.path)
-        os.close(self._spare)
+        if self._listener is not None:
+            if self._watch.pop(self._listener.fileno(), None):
+                self._poll.unregister(self._listener.fileno())
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self.path)
+            self._listener.close()
+        if self._spare >= 0:
+            os.close(self._spare)
         os.close(self._lock)

@@ -69,11 +69,11 @@ class ZmqFront:
             self.socket.setsockopt(zmq.CURVE_SECRETKEY, server_keys(shared)[1])
         for endpoint in endpoints:
             require_safe(endpoint, shared)
-            if endpoint.startswith("ipc://"):
-                os.makedirs(os.path.dirname(endpoint[6:]) or ".", mode=0o700, exist_ok=True)
             try:
+                if endpoint.startswith("ipc://"):
+                    os.makedirs(os.path.dirname(endpoint[6:]) or ".", mode=0o700, exist_ok=True)
                 self.socket.bind(endpoint)
-            except zmq.ZMQError as error:
+            except (OSError, zmq.ZMQError) as error:
                 raise SystemRefusal(
                     f"can't listen at {endpoint}: {error.strerror}", "choose another endpoint"
                 ) from error

@@ -8,7 +8,7 @@ from typing import Final
 
 import zmq
 
-from omni_flow.data.errors import BadMessage, Disconnected
+from omni_flow.data.errors import BadArgument, BadMessage, Disconnected
 from omni_flow.data.protocol import Message, decode
 from omni_flow.data.zmq_keys import server_keys
 
@@ -23,18 +23,26 @@ def _socket(context: zmq.Context[zmq.Socket[bytes]], address: str, shared: str) 
         socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
         socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
         socket.setsockopt(zmq.CURVE_SERVERKEY, server_keys(shared)[0])
-    socket.connect(address)
+    try:
+        socket.connect(address)
+    except zmq.ZMQError as error:
+        socket.close(0)
+        raise BadArgument(f"{address}: {error.strerror}", "give a path, tcp://host:port or ipc://path") from error
     return socket
 
 
 class ZmqLink:
-    """A connection over `ipc://` or `tcp://`."""
+    """A connection over `ipc://` or `tcp://`. Raises BadArgument: the address is none of these."""
 
     def __init__(self, address: str, shared: str = "") -> None:
         self._address = address
         self._shared = shared
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.socket = _socket(self._context, address, shared)
+        try:
+            self.socket = _socket(self._context, address, shared)
+        except BadArgument:
+            self._context.term()
+            raise
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import sys
 from collections.abc import Sequence
 
 import msgspec
@@ -219,4 +220,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except DataError as error:
+        sys.exit(str(error))

@@ -4,7 +4,10 @@ from pathlib import Path
 
 import msgspec
 
-from omni_flow.data.transfer.tcp_parts import TcpOptions
+from omni_flow.data.arguments import endpoint
+from omni_flow.data.errors import BadArgument
+from omni_flow.data.transfer.tcp_parts import LEAST_KEY, TcpOptions
+from omni_flow.data.zmq_keys import require_safe
 
 
 class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -33,11 +36,36 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     beat_s: float = 0.5
     silent_s: float = 3.0
 
+    def __post_init__(self) -> None:
+        """Raises: BadArgument, an endpoint that is none."""
+        endpoint("listen", self.listen)
+        for peer in self.peers:
+            endpoint("peers", peer)
+
     def with_key(self) -> "NodeConfig":
-        """With the key that the file holds, if one is named. Raises: OSError when it can't be read."""
+        """With the key that the file holds, if one is named. Raises: BadArgument when it can't be read, or is none."""
         if not self.key_file:
             return self
-        return msgspec.structs.replace(self, key=Path(self.key_file).read_text(encoding="utf-8").strip(), key_file="")
+        try:
+            key = Path(self.key_file).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadArgument(f"key_file: {error}", "name a text file that this user can read") from error
+        if len(key.encode()) < LEAST_KEY:
+            raise BadArgument(
+                f"key_file: {self.key_file} holds {len(key.encode())} bytes", f"give {LEAST_KEY} at least"
+            )
+        return msgspec.structs.replace(self, key=key, key_file="")
+
+    def check(self) -> None:
+        """Look for what would end the process as soon as it begins.
+
+        Raises:
+            DataError: no key where there must be one, or none that will do; a file of it that can't be read.
+        """
+        config = self.with_key()
+        for given in (config.listen, *config.peers):
+            require_safe(given, config.key)
+        config.driver_options()
 
     def driver_options(self) -> bytes:
         """Options of the driver as msgpack: it listens where the node listens."""

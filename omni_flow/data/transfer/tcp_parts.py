@@ -16,6 +16,9 @@ from omni_flow.data.transfer.base import Endpoint, Job
 from omni_flow.data.transfer.chunks import CHUNK_BYTES, MAX_CHUNK_BYTES, Chunks
 from omni_flow.data.transfer.errors import BadJob
 
+LEAST_KEY = 16
+"""Bytes that a secret of all nodes has at least."""
+
 
 class Kickable(Protocol):
     """What a job knows of the stream that has chunks of it under way."""
@@ -53,8 +56,8 @@ class TcpOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Raises: BadJob, naming the setting."""
         if not self.key and not is_loopback(self.host):
             raise BadJob(f"host {self.host} is not a loopback address; set a shared key to listen there")
-        if self.key and len(self.key) < 16:
-            raise BadJob("the shared key has fewer than 16 bytes")
+        if self.key and len(self.key) < LEAST_KEY:
+            raise BadJob(f"the shared key has fewer than {LEAST_KEY} bytes")
         if not 4096 <= self.chunk_bytes <= MAX_CHUNK_BYTES:
             raise BadJob(f"chunk_bytes {self.chunk_bytes} is not between 4096 and {MAX_CHUNK_BYTES}")
         if self.in_flight_bytes < self.chunk_bytes:

@@ -10,14 +10,17 @@ import sys
 import urllib.request
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from omni_flow.data.cli import memory_app, movers_of, parse_pool, parse_size
 from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.errors import Disconnected
+from omni_flow.data.launch import start
 from omni_flow.data.messages import PoolInfo
 from omni_flow.data.metrics import registry_of
+from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.transfer.arena_ids import host_tiers
 from omni_flow.data.transfer.client import TransferClient
 
@@ -39,10 +42,36 @@ def test_inspect_top_check_and_bench_answer_in_json(manager: Make) -> None:
         assert set(speed) == {"ping_us", "probe_one_us", "probe_512_us", "temp_cycle_us"}
 
 
-def test_without_a_manager_the_commands_say_so() -> None:
-    for command in ("inspect", "top", "check", "bench"):
-        result = RUN.invoke(memory_app, [command, "-a", "/nowhere/memory.sock"])
+@pytest.mark.parametrize("command", ["inspect", "top", "check", "bench"])
+def test_without_a_manager_the_commands_say_so(command: str) -> None:
+    for address in ("/nowhere/memory.sock", __file__, "/nowhere/" + 200 * "x", "nonsense://x", "tcp://", "tcp://x"):
+        result = RUN.invoke(memory_app, [command, "-a", address])
+        assert isinstance(result.exception, SystemExit), address
         assert result.exit_code == 1
+        assert address in result.stderr
+        assert result.stderr.count("\n") == 1
+
+
+def test_a_manager_that_ends_under_top_is_said_in_a_line(manager: Make) -> None:
+    server = manager()
+    command = [sys.executable, "-m", "omni_flow.data.cli", "top", "-a", server.path, "--interval", "100"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as top:
+        with server.client() as client:
+            while "cli" not in [row["name"] for row in client.inspect()]:
+                assert not client.wait_end(0.02)
+        server.kill()
+        _, said = top.communicate(timeout=60)
+    assert top.returncode == 1
+    assert "memory manager" in said
+    assert said.count("\n") == 1
+
+
+def test_names_are_shown_as_they_are(manager: Make) -> None:
+    server = manager()
+    with server.client(name="[/x] [red]a\x1b[2J"):
+        shown = RUN.invoke(memory_app, ["inspect", "-a", server.path], env={"COLUMNS": "200"})
+        assert shown.exit_code == 0
+        assert "[/x] [red]a\N{REPLACEMENT CHARACTER}[2J" in shown.stdout
 
 
 def test_metrics_carry_the_pool_as_a_label(manager: Make) -> None:
@@ -158,6 +187,18 @@ DEEP = ("--pool", "name=kv,page=4K,l1=8,l2=8")
         ([*DEEP, "--ssd", f"{__file__}/ssd", "--ssd-bytes", "16M"], 1, "ssd can't be used: Not a directory; name one"),
         ([*DEEP, "--ssd", "/proc/nowhere/ssd", "--ssd-bytes", "16M"], 1, "/proc/nowhere/ssd"),
         (["--endpoint", "nonsense"], 1, "nonsense"),
+        (["--endpoint", "tcp://127.0.0.1:99999"], 1, "127.0.0.1:99999"),
+        (["--endpoint", "ipc:///proc/nowhere/zmq"], 1, "/proc/nowhere/zmq"),
+        (["--path", "/proc/nowhere/m.sock"], 1, "can't serve at /proc/nowhere/m.sock: No such file or directory"),
+        (["--path", f"{__file__}/m.sock"], 1, "can't serve at"),
+        (["--path", 70 * "\N{SNOWMAN}" + "/m.sock"], 1, "at most 107 bytes"),
+        (["--log-level", "LOUD"], 2, "LOUD"),
+        (["--metrics-port", "-1"], 2, "metrics-port"),
+        ([*DEEP, "--node", "a", "--control", "nonsense"], 1, "nonsense"),
+        ([*DEEP, "--node", "a", "--control", "tcp://0.0.0.0:1"], 1, "can be reached from elsewhere"),
+        ([*DEEP, "--node", "a", "--peers", "nonsense"], 1, "nonsense"),
+        ([*DEEP, "--node", "a", "--key-file", "/nowhere/key"], 1, "/nowhere/key"),
+        ([*DEEP, "--node", "a", "--key-file", "/dev/null"], 1, "/dev/null holds 0 bytes"),
         (["--config", "/nowhere/config.json"], 1, "/nowhere/config.json"),
     ],
 )
@@ -170,6 +211,49 @@ def test_what_serve_cannot_do_is_said_without_a_traceback(
     assert done.returncode == code
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_what_is_no_socket_is_left_where_it_is(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    mine = tmp_path / "mine"
+    mine.write_text("precious")
+    result = subprocess.run(
+        [sys.executable, "-m", "omni_flow.data.cli", "serve", "--path", str(mine), "--temp", "0"],
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 1
+    assert "no socket, it is left as it is" in result.stderr
+    assert [(path, path.read_text()) for path in tmp_path.iterdir()] == [(mine, "precious")]
+
+
+def test_a_second_manager_at_a_path_makes_no_memory_before_it_is_refused(manager: Make) -> None:
+    server = manager()
+    beyond = PoolSpec(name="kv", page_bytes=1 << 40, l1_pages=1 << 10)
+    with pytest.raises(Disconnected, match="already serves"):
+        start(msgspec.structs.replace(server.config, pools=(beyond,)))
+
+
+@pytest.mark.parametrize("module", ["mover", "cuda_mover", "metrics"])
+def test_processes_beside_a_manager_that_is_not_there_say_so(module: str) -> None:
+    command = [sys.executable, "-m", f"omni_flow.data.{module}", "/nowhere/m.sock", "9400"]
+    result = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert result.returncode == 1
+    assert result.stderr.startswith("no memory manager at /nowhere/m.sock")
+    assert result.stderr.count("\n") == 1
+
+
+def test_metrics_whose_port_is_taken_say_so(manager: Make) -> None:
+    server = manager()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-m", "omni_flow.data.metrics", server.path, str(port)]
+        result = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert result.returncode == 1
+    assert result.stderr == f"no metrics at port {port}: Address already in use; choose another --metrics-port\n"
 
 
 def test_sizes_and_pools_are_read_as_people_write_them() -> None:

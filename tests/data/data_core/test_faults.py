@@ -260,7 +260,8 @@ def test_a_foreign_user_is_refused(tmp_path: Path) -> None:
 
     others = frozenset({os.getuid() + 1})
     watch: dict[int, Callable[[int], None]] = {}
-    front = UnixFront(f"{tmp_path}/s", poll, watch, others, lambda *_: Stranger(), lambda *_: None, ended.append)  # type: ignore[arg-type, return-value]
+    front = UnixFront(f"{tmp_path}/s", poll, watch, others, lambda *_: Stranger(), lambda *_: None, ended.append)  # type: ignore[arg-type]
+    front.open()
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     sock.connect(f"{tmp_path}/s")
     for fd, events in poll.poll(5):
