@@ -163,7 +163,10 @@ class AsyncMemoryManagerClient:
         future: asyncio.Future[Message] = self._loop.create_future()
         self._waiting[request] = future
         try:
-            self._send(encode(op, 0, request, self._session.epoch, body, columns), fds)
+            try:
+                self._send(encode(op, 0, request, self._session.epoch, body, columns), fds)
+            except Disconnected as error:  # before its end was read; the loop must not go on to watch it
+                self._lost(error)
             async with asyncio.timeout(timeout):
                 reply = await future
         except TimeoutError as error:
@@ -197,8 +200,11 @@ class AsyncMemoryManagerClient:
         self._renewing = self._loop.create_future()
         try:
             await self._loop.run_in_executor(None, self._session.renew)
-            self._attach()
         finally:
+            if self._closed:
+                self._session.close()
+            elif self._session.link.fileno() >= 0:  # registered, whatever became of what its owner does then
+                self._attach()
             renewing, self._renewing = self._renewing, None
             renewing.set_result(None)
 

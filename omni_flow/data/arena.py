@@ -20,29 +20,42 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from omni_flow.data.errors import BadArgument, OutOfMemory
+from omni_flow.data.errors import BadArgument, OutOfMemory, SystemRefusal
 from omni_flow.data.mapping import HUGE, POPULATE_READ, POPULATE_WRITE, address_of, advise, make_huge, map_shared
 
 if TYPE_CHECKING:
     import torch
 
 _STEP: Final = 16 << 20
+_CGROUP = "/sys/fs/cgroup"
+"""Of this process, where that has a namespace of cgroups, as in a container."""
 
 
 def available_bytes() -> int:
-    """Bytes the system could still give, from /proc/meminfo and the cgroup."""
-    free = 0
-    with open("/proc/meminfo", encoding="ascii") as lines:
-        for line in lines:
-            if line.startswith("MemAvailable:"):
-                free = int(line.split()[1]) * 1024
+    """Bytes the system could still give, from /proc/meminfo and the cgroup, files that it keeps in memory and can drop
+    among them.
+
+    Raises:
+        SystemRefusal: it does not say so.
+    """
     try:
-        with open("/sys/fs/cgroup/memory.max", encoding="ascii") as limit:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+        with open(f"{_CGROUP}/memory.max", encoding="ascii") as limit:
             text = limit.read().strip()
-        with open("/sys/fs/cgroup/memory.current", encoding="ascii") as current:
-            return free if text == "max" else min(free, int(text) - int(current.read()))
+        if text == "max":
+            return free
+        with open(f"{_CGROUP}/memory.current", encoding="ascii") as current:
+            used = int(current.read())
+        with open(f"{_CGROUP}/memory.stat", encoding="ascii") as lines:
+            kept = sum(int(line.split()[1]) for line in lines if line.startswith(("inactive_file ", "active_file ")))
+        return max(0, min(free, int(text) - used + kept))
     except FileNotFoundError:
         return free
+    except OSError as error:
+        raise SystemRefusal(
+            f"how much memory there is can't be read: {error}", "see the limits of this process"
+        ) from error
 
 
 class Arena:

@@ -79,7 +79,7 @@ class MemoryManagerClient(KvCalls):
 
     def _register(self) -> None:
         self.epoch = 0
-        self.link = open_link(self.address, self._shared_key)
+        self.link = open_link(self.address, self._shared_key, self.timeout)
         try:
             reply = self._exchange(Op.HELLO, self._hello, (), (), self.timeout)
             self.welcome = reply.body(Welcome)

@@ -17,6 +17,7 @@ _ANCILLARY: Final = socket.CMSG_SPACE(253 * 4)
 _CLOEXEC: Final = int(socket.MSG_CMSG_CLOEXEC)
 _FDS_LOST: Final = int(socket.MSG_CTRUNC)
 _MORE_FILES: Final = "raise the limit on open files of this process (ulimit -n)"
+_ALIVE: Final = "is the memory manager alive?"
 _DONTWAIT: Final = int(socket.MSG_DONTWAIT)
 _TIMEVAL: Final = struct.Struct("@ll")
 
@@ -42,18 +43,26 @@ class Link(Protocol):
 class UnixLink:
     """A SEQPACKET connection.
 
+    Args:
+        timeout: seconds that the server may take to have room for this connection, or for a message.
+
     Raises:
         Disconnected: there is no server at `path`.
+        CallTimeout: it takes no connection in time; `send` raises it likewise.
         SystemRefusal: this process can open nothing more.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, timeout: float = 30.0) -> None:
         try:
             self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         except OSError as error:
             raise SystemRefusal(f"no socket to reach the memory manager: {error}", _MORE_FILES) from error
         try:
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(timeout))
             self.sock.connect(path)
+        except BlockingIOError as error:
+            self.sock.close()
+            raise CallTimeout(f"the memory manager at {path} takes no connection within {timeout} s", _ALIVE) from error
         except OSError as error:
             self.sock.close()
             raise Disconnected(f"no memory manager at {path}: {error}", "start `omni-flow memory serve`") from error
@@ -70,8 +79,10 @@ class UnixLink:
                 socket.send_fds(self.sock, [data], list(fds))
             else:
                 self.sock.send(data)
-        except BlockingIOError:
-            raise
+        except BlockingIOError as error:
+            if self.sock.gettimeout() == 0.0:  # an event loop's: it sends it later
+                raise
+            raise CallTimeout("the memory manager takes no message, so many wait already", _ALIVE) from error
         except OSError as error:
             raise Disconnected(f"the memory manager is gone: {error}", "connect again") from error
 
@@ -81,9 +92,7 @@ class UnixLink:
             flags |= _DONTWAIT
         elif timeout != self._timeout:
             self._timeout = timeout
-            micros = 0 if timeout is None else max(1, int(timeout * 1_000_000))
-            limit = _TIMEVAL.pack(micros // 1_000_000, micros % 1_000_000)
-            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(timeout))
         ancillary: list[tuple[int, int, bytes]] = []
         lost = 0
         try:
@@ -120,13 +129,19 @@ class UnixLink:
         self.sock.close()
 
 
-def open_link(address: str, shared_key: str = "") -> Link:
+def _timeval(seconds: float | None) -> bytes:
+    """What socket options have for a time; None: without end."""
+    micros = 0 if seconds is None else max(1, int(seconds * 1_000_000))
+    return _TIMEVAL.pack(micros // 1_000_000, micros % 1_000_000)
+
+
+def open_link(address: str, shared_key: str = "", timeout: float = 30.0) -> Link:
     """Connect to a path (SEQPACKET) or to a ZMQ endpoint (`ipc://`, `tcp://`)."""
     if "://" in address:
         from omni_flow.data.zmq_link import ZmqLink
 
         return ZmqLink(address, shared_key)
-    return UnixLink(address)
+    return UnixLink(address, timeout)
 
 
 def failure_of(message: Message) -> DataError:
@@ -166,7 +181,7 @@ def ask_descriptor(path: str, ref: ArenaRef, timeout: float) -> tuple[ArenaInfo,
 
     Returns and raises: as `descriptor_of`. Raises Disconnected: there is no server at `path`.
     """
-    side = UnixLink(path)
+    side = UnixLink(path, timeout)
     try:
         side.send(encode(Op.ARENA, 0, 1, 0, ref))
         reply = side.receive(timeout)

@@ -312,14 +312,14 @@ class Server:
             for service in self.services:
                 opened.append(service)
                 service.opened(session)
-        except DataError:
+            if self.zmq is not None and session.uid < 0:
+                self.zmq.tie(session, hello.pid, here)
+        except (DataError, OSError):
             for service in opened:
                 for _ in service.closed(session):
                     pass
             raise
         session.ready = True
-        if self.zmq is not None and session.uid < 0:
-            self.zmq.tie(session, hello.pid, here)
         node = self.config.node or os.uname().nodename[:32]
         pools = tuple(
             PoolInfo(p.name, p.page_bytes, p.l1_pages, p.l2_pages, p.l3_pages > 0, p.l1_device, p.planes)

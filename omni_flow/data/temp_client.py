@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omni_flow.data.arguments import MOST, milliseconds, text, whole
-from omni_flow.data.errors import BadArgument, Disconnected, PoolFull
+from omni_flow.data.errors import BadArgument, CallTimeout, Disconnected, PoolFull
 from omni_flow.data.ledger import BLOCK, MAX_FANOUT
 from omni_flow.data.messages import TempLease, TempLeased, TempRetract
 from omni_flow.data.protocol import Message, Op
@@ -167,9 +167,9 @@ class TempClient:
             self.flush()
 
     def _ring_here(self) -> None:
-        """From a finalizer, too: a server that is gone is the next call's business."""
+        """From a finalizer, too: a server that is gone, or stands still, is the next call's business."""
         if threading.get_ident() == self._thread:
-            with contextlib.suppress(Disconnected):
+            with contextlib.suppress(CallTimeout, Disconnected):
                 self.ring()
 
     def ring(self) -> None:

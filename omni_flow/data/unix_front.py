@@ -58,12 +58,12 @@ class UnixWire:
         """What could not be sent at once: queue it, unless the peer is gone or does not read."""
         if (not self._queue and self._try(data, fds)) or self.broken:
             return
-        self._queued += len(data)
-        if self._queued > _QUEUE_BYTES:
+        if self._queued + len(data) > _QUEUE_BYTES:
             self.broken = True
             self.shut()
             return
         self._queue.append((data, [os.dup(fd) for fd in fds]))
+        self._queued += len(data)
         self._poll.modify(self.sock.fileno(), select.EPOLLIN | select.EPOLLOUT)
 
     def _try(self, data: bytes, fds: Sequence[int]) -> bool:

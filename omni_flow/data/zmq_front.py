@@ -112,8 +112,7 @@ class ZmqFront:
             self._end(identity)
 
     def tie(self, session: Session, pid: int, local: bool) -> None:
-        """After `HELLO`: watch the client's process if it is on this machine."""
-        session.state["zmq_local"] = local
+        """At `HELLO`: watch the client's process if it is on this machine. Raises: OSError, it can't be watched."""
         if not local:
             return
         try:
@@ -122,6 +121,7 @@ class ZmqFront:
             session.wire.shut()
             return
         session.pid = pid
+        session.state["zmq_local"] = True
         self._pidfds[session.id] = fd
         identity = next(key for key, (one, _) in self.sessions.items() if one is session)
         self._server.watch_fd(fd, lambda _events: self._end(identity))

@@ -47,7 +47,7 @@ class ZmqLink:
         self._thread: threading.Thread | None = None
 
     def fileno(self) -> int:
-        return int(self.socket.getsockopt(zmq.FD))
+        return -1 if self.socket.closed else int(self.socket.getsockopt(zmq.FD))
 
     def send(self, data: bytes, fds: Sequence[int] = ()) -> None:
         if fds:

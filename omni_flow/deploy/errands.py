@@ -21,9 +21,10 @@ IDLE_S = 5.0
 
 
 class Errands:
-    """The errands of one connection. They begin with `start`, on the loop; `lost` is called when the server is gone."""
+    """The errands of one connection. They begin with `start`, on the loop; `lost` is called when the server is gone, or
+    takes no more messages."""
 
-    def __init__(self, lost: Callable[[], None]) -> None:
+    def __init__(self, lost: Callable[[DataError], None]) -> None:
         self.started = False
         self._lost = lost
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -95,4 +96,4 @@ class Errands:
             errand()
         except DataError as gone:
             log.info("the memory manager is gone: %s", gone)
-            self._lost()
+            self._lost(gone)

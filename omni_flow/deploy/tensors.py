@@ -20,7 +20,7 @@ from numpy.typing import DTypeLike, NDArray
 from omni_flow.control.arrays import is_torch, itemsize, torch_module
 from omni_flow.control.runtime.tensors import Placed, TensorGone
 from omni_flow.data.client import MemoryManagerClient
-from omni_flow.data.errors import DataError, Disconnected, NeverFits, OutOfMemory, PoolFull, StaleEpoch
+from omni_flow.data.errors import CallTimeout, DataError, Disconnected, NeverFits, OutOfMemory, PoolFull, StaleEpoch
 from omni_flow.data.ledger import ORDERED
 from omni_flow.data.temp_arrays import Share, TempBuffer
 from omni_flow.data.temp_buffers import TempBuffers
@@ -33,6 +33,12 @@ log = logging.getLogger("omni_flow.tensors")
 
 RETRY_S = 0.2
 """How long a process goes on without a memory manager before it looks for one again."""
+
+ANSWER_S = 10.0
+"""How long a memory manager may take to answer, which keeps an event loop: less than a replica may stall."""
+
+SILENT_S = 30.0
+"""How long a process goes on without a memory manager that has not answered."""
 
 WARM_BYTES = 256 << 20
 """How much of the arena each process maps in at once; the pool hands out low addresses first."""
@@ -84,10 +90,10 @@ class ArenaTensors:
     def _connect(self) -> None:
         errands = Errands(self._lose)
         try:
-            client = MemoryManagerClient(self._address, name=self._name)
+            client = MemoryManagerClient(self._address, name=self._name, timeout=ANSWER_S)
             temp = TempClient(client, bell=errands.ring_soon, direct=True)
         except DataError as error:
-            self._retry_at = time.monotonic() + RETRY_S
+            self._retry_at = time.monotonic() + _pause(error)
             log.info("arrays travel in messages for now: %s", error)
             return
         self._client, self._errands, self._temp = client, errands, temp
@@ -103,10 +109,11 @@ class ArenaTensors:
             self._attended = temp
         return temp
 
-    def _lose(self) -> None:
-        """The server is gone: what lay there is void, and another connection is tried in a while. Any thread."""
+    def _lose(self, why: DataError | None = None) -> None:
+        """The server is gone, or does not answer, so that nobody knows what this connection has there: what lay there
+        is void, and another connection is tried in a while. Any thread."""
         with self._lock:
-            self._retry_at = max(self._retry_at, time.monotonic() + RETRY_S)
+            self._retry_at = max(self._retry_at, time.monotonic() + _pause(why))
             temp, self._temp, self._attended = self._temp, None, None
             if temp is not None:
                 temp.buffers.dead = True
@@ -149,9 +156,9 @@ class ArenaTensors:
                 buffer = temp.alloc(nbytes or 1, timeout=0)
             except (PoolFull, NeverFits):
                 return None
-            except (Disconnected, StaleEpoch) as gone:
+            except (Disconnected, StaleEpoch, CallTimeout) as gone:
                 log.warning("arrays travel in messages for now: %s", gone)
-                self._lose()
+                self._lose(gone)
                 return None
         buffer.nbytes = nbytes
         return buffer
@@ -242,8 +249,14 @@ class ArenaTensors:
             return
         try:
             self._temp.settle(refs)
-        except (Disconnected, StaleEpoch):
-            log.debug("the memory manager that held %d buffers is gone, and they with it", len(refs))
+        except (Disconnected, StaleEpoch, CallTimeout) as gone:
+            log.debug("the memory manager that held %d buffers is gone, and they with it: %s", len(refs), gone)
+            if isinstance(gone, CallTimeout):
+                self._lose(gone)
+
+
+def _pause(error: DataError | None) -> float:
+    return SILENT_S if isinstance(error, CallTimeout) else RETRY_S
 
 
 def _under(array: NDArray[Any]) -> object:

@@ -198,6 +198,25 @@ def test_several_memory_managers_leave_nothing_of_their_run_directory(run_direct
     assert list(run_directories.iterdir()) == []
 
 
+def test_while_a_memory_manager_stands_still_arrays_travel_in_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body() -> None:
+        async with deployed(one(Where, "look", Tensor())) as app:
+            launcher = app.launcher
+            assert isinstance(launcher, LocalLauncher)
+            assert launcher.memory is not None
+            assert launcher.memory.pid is not None
+            assert (await (await app.submit(x=np.zeros(MIB, np.uint8))).result())["y"]["shared"]
+            os.kill(launcher.memory.pid, signal.SIGSTOP)
+            try:
+                other_size = np.zeros(3 * MIB, np.uint8)
+                assert not (await (await app.submit(x=other_size)).result())["y"]["shared"]
+            finally:
+                os.kill(launcher.memory.pid, signal.SIGCONT)
+
+    monkeypatch.setattr("omni_flow.deploy.tensors.ANSWER_S", 0.3)
+    asyncio.run(body())
+
+
 def test_a_memory_manager_that_does_not_end_by_itself_is_killed() -> None:
     async def body() -> None:
         async with deployed(one(Where, "look", Tensor())) as app:

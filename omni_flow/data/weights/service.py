@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from omni_flow.data.device_arena import DeviceArena
 from omni_flow.data.device_memory import Made, OwnedArena
-from omni_flow.data.errors import BadArgument, BadToken, DataError, Holder, Refused
+from omni_flow.data.errors import BadArgument, BadToken, DataError, Holder, Refused, SystemRefusal
 from omni_flow.data.messages import SHOWN_ROWS
 from omni_flow.data.protocol import Message
 from omni_flow.data.session import BaseService, Handler, Session
@@ -54,9 +54,19 @@ class SegmentFile:
     page_size = mmap.PAGESIZE
 
     def __init__(self, segment: SegmentId, nbytes: int) -> None:
+        """Raises: SystemRefusal."""
         self.size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        self.fd = os.memfd_create(f"omni-weights-{segment}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self.fd, self.size)
+        try:
+            self.fd = os.memfd_create(f"omni-weights-{segment}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except OSError as error:
+            raise SystemRefusal(
+                f"no memory file for weights: {error}", "see the limits of the server process"
+            ) from error
+        try:
+            os.ftruncate(self.fd, self.size)
+        except OSError as error:
+            os.close(self.fd)
+            raise SystemRefusal(f"weights of {self.size} bytes: {error}", "load fewer tensors at once") from error
 
     def reader_fd(self) -> int:
         """A new descriptor through which the memory cannot be mapped writable."""
