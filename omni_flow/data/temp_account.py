@@ -26,6 +26,10 @@ from omni_flow.data.ledger import (
 from omni_flow.data.waits import WaitQueue
 
 Cells = NDArray[np.uint32]
+_NO_CELLS: Cells = np.zeros((0, CELLS), np.uint32)
+_NO_PLACES: NDArray[np.intp] = np.zeros(0, np.intp)
+_ENTRIES = tuple(range(OWNED - 1, -1, -1))
+"""Numbers that all clients share: of their own they would be 130 KB a client."""
 KEPT = 256
 """How many slots one client may keep unused."""
 
@@ -68,26 +72,35 @@ class TempAccount:
     cells: memoryview = field(default_factory=lambda: memoryview(bytes(4)).cast("I"))
     owned: dict[int, Slot] = field(default_factory=dict)
     kept: dict[int, Slot] = field(default_factory=dict)
-    free_entries: list[int] = field(default_factory=lambda: list(range(OWNED - 1, -1, -1)))
+    free_entries: list[int] = field(default_factory=list)
     bytes: int = 0
     kept_bytes: int = 0
     own_wait: WaitQueue = field(default_factory=WaitQueue)
+    has_forwarded: bool = False
     _taken: int = 0
 
     def map(self, ledger: Cells) -> None:
-        """Read and write this ledger from now on; an array (n, 4)."""
+        """Read and write this ledger from now on; an array (n, 4). Once; a session that never does costs little."""
         self.ledger = ledger
+        self.free_entries = list(_ENTRIES)
         self.cells = ledger.reshape(-1).data
+
+    @property
+    def has_held(self) -> bool:
+        """Whether it has ever held a share; most of many clients have not."""
+        return self.ledger is not None and self.cells[TOP] != 0
 
     def held(self, all_of_it: bool = False) -> Cells:
         """Held entries of the ledger as an array (n, 4): those that the client says it has ever used."""
         if self.ledger is None:
-            return np.zeros((0, CELLS), np.uint32)
+            return _NO_CELLS
         used = HELD_ENTRIES if all_of_it else min(self.cells[TOP], HELD_ENTRIES)
         return self.ledger[OWNED : OWNED + used]
 
     def slots_held(self) -> list[int]:
         """Slots that its held entries name."""
+        if not self.has_held:
+            return []
         held = self.held()
         numbers: list[int] = held[held[:, 0] != NONE, 2].tolist()
         return numbers
@@ -103,6 +116,8 @@ class TempAccount:
 
     def released(self, dead: bool) -> tuple[Cells, NDArray[np.intp]]:
         """Held entries, and which of them the client has released; of a dead one all that it held."""
+        if not dead and not self.has_held:
+            return _NO_CELLS, _NO_PLACES
         held = self.held(all_of_it=dead)
         states = held[:, 0]
         return held, np.flatnonzero(states if dead else states == RELEASED)
@@ -115,6 +130,7 @@ class TempAccount:
         count = (made - self._taken) & U32
         if not count:
             return
+        self.has_forwarded = True
         if count > FORWARDS:
             yield None
             count = 0
@@ -169,6 +185,6 @@ class TempAccount:
             faults.append("kept bytes miscounted")
         if any(self.owned.get(entry) is not slot for entry, slot in self.kept.items()):
             faults.append("keeps what it does not own")
-        if len(self.owned) + len(self.free_entries) != OWNED:
+        if self.ledger is not None and len(self.owned) + len(self.free_entries) != OWNED:
             faults.append("entries miscounted")
         return faults

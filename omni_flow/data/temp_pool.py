@@ -104,6 +104,7 @@ class TempPool(TempRoom):
         self.counters["waits"] += 1
         if account.own_wait or not within():
             account.own_wait.add(Waiter(account.session, size, deadline, admit, expire))
+            self._bounded.append(account)
         else:
             self.waits.add(Waiter(account.session, size, deadline, serve, expire))
 
@@ -298,7 +299,7 @@ class TempPool(TempRoom):
         account.own_wait.forget(session)
         self.harvest([account], dead=True)
         yield
-        for done, slot in enumerate(list(self.slots.values()), 1):
+        for done, slot in enumerate(list((self.slots if account.has_forwarded else account.owned).values()), 1):
             if self.slots.get(slot.number) is not slot:
                 continue
             forwarded = slot.forwards is not None and slot.forwards.pop(session, 0) > 0
@@ -313,16 +314,15 @@ class TempPool(TempRoom):
         self.pump()
 
     def pump(self) -> None:
-        for account in self.accounts.values():
-            if account.own_wait:
-                account.own_wait.pump()
+        for queue in self._own_waits():
+            queue.pump()
         if self.waits:
             self.waits.pump()
 
     def tick(self, now: float) -> float | None:
         """Serve waiters, drop orphans nobody adopts. Returns when to come again."""
         times: list[float] = []
-        queues = [a.own_wait for a in self.accounts.values() if a.own_wait]
+        queues = self._own_waits()
         if self.waits:
             queues.append(self.waits)
         if queues:

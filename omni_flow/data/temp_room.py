@@ -39,6 +39,7 @@ class TempRoom:
         self.waits = WaitQueue()
         self.orphans: dict[int, Slot] = {}
         self.closing: list[Slot] = []
+        self._bounded: list[TempAccount] = []
         self.pressure: Callable[[], None] = lambda: None
         self._press_again = 0.0
         self.counters: dict[str, int] = dict.fromkeys(
@@ -63,6 +64,12 @@ class TempRoom:
         account = TempAccount(session, pid, name)
         self.accounts[session] = account
         return account
+
+    def _own_waits(self) -> list[WaitQueue]:
+        """Of those who have reached their own bound."""
+        if self._bounded:
+            self._bounded = [account for account in dict.fromkeys(self._bounded) if account.own_wait]
+        return [account.own_wait for account in self._bounded]
 
     def capacity(self) -> int:
         return self.blocks.size + self.extents.size

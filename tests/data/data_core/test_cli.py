@@ -236,9 +236,10 @@ def test_a_second_manager_at_a_path_makes_no_memory_before_it_is_refused(manager
         start(msgspec.structs.replace(server.config, pools=(beyond,)))
 
 
-@pytest.mark.parametrize("module", ["mover", "cuda_mover", "metrics"])
+@pytest.mark.parametrize("module", ["mover", "cuda_mover", "ssd.mover", "metrics"])
 def test_processes_beside_a_manager_that_is_not_there_say_so(module: str) -> None:
-    command = [sys.executable, "-m", f"omni_flow.data.{module}", "/nowhere/m.sock", "9400"]
+    more = {"ssd.mover": ["/nowhere/ssd", "16000000"], "metrics": ["9400"]}.get(module, [])
+    command = [sys.executable, "-m", f"omni_flow.data.{module}", "/nowhere/m.sock", *more]
     result = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     assert result.returncode == 1
     assert result.stderr.startswith("no memory manager at /nowhere/m.sock")
