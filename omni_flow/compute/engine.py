@@ -132,6 +132,7 @@ class Request:
         priority: of those that wait the larger goes first, then the earlier. Where the pool or the queue is full, the
             smallest goes back to wait, or is refused.
         session: whose turn it is, "" nobody's: its KV is kept for the next turn, see `Engine.end_session`.
+        timeline: note when it passes which step up to its first token.
     """
 
     spans: Sequence[Span]
@@ -143,6 +144,7 @@ class Request:
     prompt_logprobs: bool = False
     priority: int = 0
     session: str = ""
+    timeline: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +180,7 @@ class EndEvent:
         hits: `cached_tokens` by the tier they were found in: L1, L2, L3.
         marks: (tokens up to there, key of the page that ends there) at some places of the prompt; empty where the
             pages are nobody else's to find.
+        timeline: (step, monotonic nanoseconds) up to the first token, if asked for.
     """
 
     reason: str
@@ -187,6 +190,7 @@ class EndEvent:
     prompt_logprobs: tuple[float, ...] = ()
     hits: tuple[int, int, int] = (0, 0, 0)
     marks: tuple[tuple[int, bytes], ...] = ()
+    timeline: tuple[tuple[str, int], ...] = ()
 
 
 Event = TokenEvent | EndEvent

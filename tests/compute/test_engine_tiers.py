@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+import time
 from collections.abc import Coroutine, Iterator
 from typing import Any, NamedTuple, TypeVar
 
@@ -155,6 +156,28 @@ def test_pages_on_disk_alone_come_back_while_others_run(nodes: Nodes) -> None:
         counts = dict(await node.engine.stats())
         assert counts["loaded_pages"] - before >= CACHED // PAGE
         node.check(counts)
+
+    nodes.run(run())
+
+
+def test_a_request_says_when_it_passed_which_step_to_its_first_token(nodes: Nodes) -> None:
+    node, prompt = nodes.a, prompt_of(5)
+    ends = ["chosen", "matched", "prepared", "launched", "collected", "computed", "answered", "first_token"]
+
+    async def run() -> None:
+        await compute(node, 5)
+        push_down(node, keys_of(node.engine, prompt), 0)
+        began = time.monotonic_ns()
+        from_disk = await kit.answer(node.engine, kit.greedy(prompt, 3, timeline=True))
+        assert from_disk.end.hits == (0, 0, CACHED)
+        steps = [step for step, _ in from_disk.end.timeline]
+        assert steps == ["asked", "admitted", "received", "named", "probed", "fetched", "pinned", "queued", *ends]
+        times = [began, *(at for _, at in from_disk.end.timeline), time.monotonic_ns()]
+        assert times == sorted(times)
+        again = await kit.answer(node.engine, kit.greedy(prompt, 3, timeline=True))
+        steps = [step for step, _ in again.end.timeline]
+        assert steps == ["asked", "admitted", "received", "named", "probed", "queued", *ends]
+        assert (await kit.answer(node.engine, kit.greedy(prompt, 3))).end.timeline == ()
 
     nodes.run(run())
 

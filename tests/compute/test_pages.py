@@ -172,3 +172,20 @@ def test_what_was_absent_is_found_when_it_is_asked_for_again_before_a_batch_was_
     source.seal(source.take(4, 4), keys)()  # by another engine
     ahead.ask([keys], 5)
     assert book.match(keys, ahead.absent([keys, keys], 5)).depth == 4
+
+
+def test_room_is_made_by_the_lease_where_it_suffices_else_by_idle_pins_on_other_pages() -> None:
+    book = PageBook(LocalPages(2 * LOT))
+    for tokens in ([7] * 20, [8] * 80):
+        one = Running(book, tokens)
+        one.own = book.take(len(tokens))
+        kept = book.seal(Part(one.node, keys_of(tokens), one.own))()[0].node
+    leased = 2 * LOT - 100
+    assert (book.idle, book.available, book.leased) == (100, leased, leased)
+    book.make_room(10, kept)
+    assert (book.idle, book.leased) == (100, leased - 10)
+    book.make_room(30, kept)
+    assert (book.idle, book.leased) == (80, leased - 10)
+    book.make_room(200, kept)
+    assert (book.idle, book.leased) == (80, 0)
+    assert book.check() == []

@@ -21,6 +21,7 @@ _KINDS: dict[str, type] = {
     "prompt_logprobs": bool,
     "priority": int,
     "session": str,
+    "timeline": bool,
 }
 
 

@@ -29,9 +29,11 @@ def chain_of(request: Any) -> PageChain:
     return chain
 
 
-def begin_sealing(*_: Any, **__: Any) -> None:
+def begin_sealing(_: Any, requests: Any, *__: Any, **___: Any) -> None:
     """Hook before SGLang gathers the results of a batch: the manager works meanwhile."""
-    current().fixed.scheduler.tree_cache.post()
+    scheduler = current().fixed.scheduler
+    scheduler.outlet.timelines.mark_all(requests, "computed")
+    scheduler.tree_cache.post()
 
 
 def make_cache(context: Any) -> Any:
@@ -62,7 +64,7 @@ def _cache_class() -> type:
             self.takeover: Takeover = current()
             self.book = self.takeover.book
             self.root_node = self.book.root
-            self.lookahead = Lookahead(self.book, self._keys_of)
+            self.lookahead = Lookahead(self.book, self.keys_of)
             self._in_page = torch.arange(self.page_size, device=self.device)
             self._later: list[tuple[Any, bool, Part]] = []
             self._answer: Callable[[], list[Sealed]] | None = None
@@ -70,7 +72,8 @@ def _cache_class() -> type:
         def reset(self) -> None:
             self.book.reset()
 
-        def _keys_of(self, request: Any) -> list[PageHash]:
+        def keys_of(self, request: Any) -> list[PageHash]:
+            """Keys of the pages of a waiting request, as far as a match may go."""
             ids = request.origin_input_ids
             return chain_of(request).upto(ids, len(ids) - 1, self.page_size)
 
@@ -84,6 +87,7 @@ def _cache_class() -> type:
             request = params.req
             if request is None:
                 return MatchResult(self._slots(()), self.root_node, self.root_node, self.root_node)
+            self._mark(request, "chosen")
             tokens = request.full_untruncated_fill_ids
             limit = request._compute_max_prefix_len(len(tokens))
             limit = len(tokens) if limit is None else min(limit, len(tokens))
@@ -94,7 +98,14 @@ def _cache_class() -> type:
             for _ in range((found - allowed) // self.page_size):
                 assert node.parent is not None
                 node = node.parent
-            return MatchResult(self._slots(node.chain()), node, node, node)
+            slots = self._slots(node.chain())
+            self._mark(request, "matched")
+            return MatchResult(slots, node, node, node)
+
+        def _mark(self, request: Any, step: str) -> None:
+            fixed = self.takeover.fixed
+            if fixed is not None:
+                fixed.scheduler.outlet.timelines.mark(request.rid, step)
 
         def _absent(self) -> Set[PageHash]:
             fixed = self.takeover.fixed

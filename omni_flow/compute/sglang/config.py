@@ -12,6 +12,8 @@ from omni_flow.data import cuda
 
 _HOPPER: Final = 9
 TRITON: Final = "triton"
+AWAKE_S: Final = 1.0
+"""How long an engine on a GPU stays awake without work."""
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,6 +31,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         chunk: prefill in pieces of at most this many tokens; 0: whole.
         threads: CPU threads of the engine process; 0: PyTorch's own choice.
         overlap: prepare the next step on the CPU while the GPU computes; off where there is no GPU.
+        awake: seconds after its last work in which the engine looks for more without sleeping, at the cost of a core;
+            None: 1 on a GPU, 0 on a CPU.
         revision, weight_version: identity of the weights in page hashes.
         manager, pool: address and pool of the node's memory manager; "" keeps pages in the engine's process.
         session_ttl: seconds that the pages of a session are kept after a turn, with a manager; 0: as any page.
@@ -57,6 +61,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     chunk: int = 0
     threads: int = 1
     overlap: bool = False
+    awake: float | None = None
     revision: str = ""
     weight_version: int = 0
     manager: str = ""
@@ -81,10 +86,19 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             )
         if any(rows < 1 for rows in self.rows_at_start):
             raise BadRequest(f"rows_at_start {self.rows_at_start}", "give numbers of rows, 1 or more")
+        if self.awake is not None and self.awake < 0:
+            raise BadRequest(f"awake {self.awake}", "give seconds, 0 or more")
         if self.session_ttl < 0:
             raise BadRequest(f"session_ttl {self.session_ttl}", "give seconds, 0 or more")
         if self.manager and not self.pool:
             raise BadRequest(f"a memory manager at {self.manager} and no pool", "name the pool")
+
+    @property
+    def awake_s(self) -> float:
+        """`awake`, decided."""
+        if self.awake is not None:
+            return self.awake
+        return 0.0 if self.device == "cpu" else AWAKE_S
 
 
 def server_arguments(config: EngineConfig) -> dict[str, Any]:

@@ -8,8 +8,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import IO
 
@@ -169,6 +171,7 @@ class SGLangEngine:
 
     async def generate(self, request: Request) -> AsyncGenerator[Event, None]:
         require("request", request, Request)
+        asked = ("asked", time.monotonic_ns())
         if request.steps is not None and not self.config.step_hook:
             raise BadRequest("steps were asked for, the engine has no step hook", "start it with one")
         self._check_alive()
@@ -179,6 +182,7 @@ class SGLangEngine:
         queue: asyncio.Queue[Event | ComputeError] = asyncio.Queue()
         self._streams[number] = queue
         ended = False
+        admitted, came = ("admitted", time.monotonic_ns()), 0
         try:
             await self._send(
                 Generate(
@@ -193,13 +197,18 @@ class SGLangEngine:
                     request.priority,
                     None if request.steps is None else dict(request.steps),
                     request.session,
+                    request.timeline,
                 )
             )
             while not ended:
                 event = await queue.get()
+                came = came or time.monotonic_ns()
                 ended = not isinstance(event, TokenEvent)
                 if isinstance(event, ComputeError):
                     raise event
+                if isinstance(event, EndEvent) and request.timeline:
+                    whole = (asked, admitted, *event.timeline, ("first_token", came))
+                    event = replace(event, timeline=whole)
                 yield event
         finally:
             del self._streams[number]
@@ -332,6 +341,7 @@ class SGLangEngine:
                     tuple(message.prompt_logprobs),
                     message.hits,
                     tuple(message.marks),
+                    tuple(message.timeline),
                 )
             )
         elif isinstance(message, Refused):

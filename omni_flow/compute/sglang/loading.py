@@ -1,84 +1,118 @@
 """Bringing a request's cached pages from L2 and L3 into L1 while other requests run.
 
-A thread of its own has a connection of its own to the manager, because a fetch is answered when the pages are there.
-What it brings is not pinned; the prefix cache finds and pins it like any other page. A fetch that fails or comes late
-costs a hit, never a request.
+Fetches are posted on a connection of their own, because one is answered when its pages are there: its descriptor wakes
+the scheduler, and no other thread has to, which would compete for the interpreter's lock with a scheduler that looks
+for work without sleeping. What is brought is not pinned; the prefix cache finds and pins it like any other page. A
+fetch that fails or comes late costs a hit, never a request.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import queue
-import threading
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
-from omni_flow.data.client import MemoryManagerClient
-from omni_flow.data.errors import DataError
+from omni_flow.data.errors import CallTimeout, DataError
 from omni_flow.data.identity import PageHash
+from omni_flow.data.kv_client import U8, bring_request, per_key
 from omni_flow.data.messages import L1
+from omni_flow.data.posting_client import Answer, PostingClient
 from omni_flow.data.protocol import MAX_BATCH
 
 log = logging.getLogger("omni_flow.compute")
+AT_ONCE: Final = 2
+"""Requests whose pages are fetched: the manager begins with the second when the first needs no more room. More would
+have their pages pushed out again by those of others before they run."""
+SILENCE_S: Final = 5.0
+"""How long the manager may be late with its answer."""
 
 
 class _Order(NamedTuple):
     request: Any
-    keys: Sequence[PageHash]
+    answers: Sequence[Answer[U8]]
+    until: float
 
 
 class Loader:
-    """See the module. Methods belong to the scheduler's thread.
+    """See the module. Belongs to the scheduler's thread; nothing here waits for the manager.
 
     Args:
-        connect: makes the connection of the thread.
+        client: a connection of its own.
         timeout: seconds a fetch may take before the request goes on without it.
     """
 
-    def __init__(self, connect: Callable[[], MemoryManagerClient], pool: str, timeout: float = 10.0) -> None:
-        self._connect = connect
+    def __init__(self, client: PostingClient, pool: str, timeout: float = 10.0) -> None:
+        self._client = client
         self._pool = pool
         self._timeout = timeout
-        self._orders: queue.SimpleQueue[_Order] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self.waiting = 0
+        self._orders: deque[tuple[Any, Sequence[PageHash]]] = deque()
+        self._running: list[_Order] = []
+        self._lost: DataError | None = None
         self.loaded_pages = 0
-        threading.Thread(target=self._run, name="kv-loader", daemon=True).start()
 
     def fileno(self) -> int:
         """Readable when a request may go on."""
-        return self._read
+        return self._client.link.fileno()
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for their pages."""
+        return len(self._orders) + len(self._running)
 
     def order(self, request: Any, keys: Sequence[PageHash]) -> None:
         """Bring these pages, then hand the request back."""
-        self.waiting += 1
-        self._orders.put(_Order(request, keys))
+        self._orders.append((request, keys))
+        if len(self._running) < AT_ONCE:
+            self._begin()
 
-    def ready(self) -> list[Any]:
-        """Requests whose pages have come, or won't."""
-        if not self.waiting:
-            return []
+    def hear(self) -> bool:
+        """Take in what the manager has sent; whether there is a manager."""
         try:
-            came = len(os.read(self._read, 4096))
-        except BlockingIOError:
-            return []
-        self.waiting -= came
-        return [self._done.get() for _ in range(came)]
+            self._client.take_events()
+        except DataError as error:
+            self._lost = error
+        return self._lost is None
 
-    def _run(self) -> None:
-        client = self._connect()
-        while True:
-            request, keys = self._orders.get()
-            try:
-                for start in range(0, len(keys), MAX_BATCH // 2):
-                    batch = keys[start : start + MAX_BATCH // 2]
-                    arrived = client.fetch(self._pool, batch, tier=L1, timeout=self._timeout)
-                    self.loaded_pages += int(arrived.sum())
-                    if not arrived.all():
-                        break
-            except DataError as error:
-                log.warning("cached pages were not brought, they are computed again: %s", error)
-            self._done.put(request)
-            os.write(self._write, b"x")
+    def ready(self) -> list[tuple[Any, bool]]:
+        """Requests whose pages have come, or won't; whether all have."""
+        if not self._running:
+            return []
+        self.hear()
+        now, running, back = time.monotonic(), self._running, []
+        self._running = []
+        for order in running:
+            if self._lost is None and order.until > now and not all(answer.came for answer in order.answers):
+                self._running.append(order)
+            else:
+                back.append((order.request, self._all_came(order)))
+        while self._orders and len(self._running) < AT_ONCE:
+            self._begin()
+        return back
+
+    def _begin(self) -> None:
+        """Ask for the pages of the first request that waits. That there is no manager any more, `ready` finds."""
+        request, keys = self._orders.popleft()
+        answers: list[Answer[U8]] = []
+        try:
+            for start in range(0, len(keys), MAX_BATCH):
+                fetch = bring_request("fetch", self._pool, keys[start : start + MAX_BATCH], "", L1, self._timeout)
+                answers.append(self._client.post(fetch, per_key))
+        except DataError as error:
+            log.warning("cached pages can't be asked for: %s", error)
+        self._running.append(_Order(request, answers, time.monotonic() + self._timeout + SILENCE_S))
+
+    def _all_came(self, order: _Order) -> bool:
+        whole = bool(order.answers)
+        try:
+            for answer in order.answers:
+                if not answer.came:
+                    raise self._lost or CallTimeout("the memory manager does not answer")
+                arrived = answer()
+                self.loaded_pages += int(arrived.sum())
+                whole = whole and bool(arrived.all())
+        except DataError as error:
+            log.warning("cached pages were not brought, they are computed again: %s", error)
+            return False
+        return whole

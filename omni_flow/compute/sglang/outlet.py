@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
 from omni_flow.compute.errors import BadRequest, ComputeError, EngineFull, ForwardFailed
 from omni_flow.compute.prefix import PageChain, marks
 from omni_flow.compute.sglang.takeover import current
+from omni_flow.compute.sglang.timeline import Mark, Timelines
 from omni_flow.compute.sglang.wire import End, FromEngine, Generate, Inlet, Refused, Step
 
 
@@ -21,10 +22,14 @@ class Course:
     Args:
         chain: of its pages.
         lower: places of the pages of its prompt that were in no higher tier than L2, or than L3, when it came.
+        loads: how many pages from the first on were pinned each time that others were ordered.
+        timeline: until its first token, if asked for.
     """
 
     chain: PageChain
     lower: tuple[list[int], list[int]] = ([], [])
+    loads: list[int] = field(default_factory=list)
+    timeline: list[Mark] = field(default_factory=list)
 
     def hits(self, cached: int, page_size: int) -> tuple[int, int, int]:
         """`cached` tokens by the tier they were found in."""
@@ -44,6 +49,7 @@ class Outlet:
         self._settle = settle
         self.requests: dict[str, Generate] = {}
         self.courses: dict[str, Course] = {}
+        self.timelines = Timelines()
         self._prompt: dict[str, list[float]] = {}
 
     def send_output(self, output: Any, _cause: Any = None) -> None:
@@ -68,6 +74,7 @@ class Outlet:
     def forget(self, rid: str) -> Generate | None:
         """A request is over; nothing of it goes out any more."""
         self.courses.pop(rid, None)
+        self.timelines.end(rid)
         self._prompt.pop(rid, None)
         return self.requests.pop(rid, None)
 
@@ -120,6 +127,9 @@ class Outlet:
             self._prompt[rid] = [float(value) for value in output.input_token_logprobs_val[at][1:]]
         if tokens:
             out.append(step)
+            if asked.timeline and not self.courses[rid].timeline:
+                self.timelines.mark(rid, "answered")
+                self.courses[rid].timeline = self.timelines.end(rid)
         if reason is not None:
             course, size = self.courses[rid], current().page_size
             prompt_logprobs = self._prompt.get(rid, [])
@@ -137,5 +147,6 @@ class Outlet:
                     prompt_logprobs,
                     course.hits(cached, size),
                     marks(course.chain.keys[: prompt // size], size) if current().arena is not None else [],
+                    course.timeline,
                 )
             )

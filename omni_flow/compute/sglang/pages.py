@@ -209,14 +209,20 @@ class PageBook:
         """Pages of the source that follow `node`; leased pages without content and idle pins on others make room."""
         room = self.available - self.leased
         if room < len(keys) and (self._lease or self._idle):
-            wanted = self.source.known(keys)
-            if wanted > room:
-                self._leave(self._lease[: wanted - room])
-                self.lock(node)
-                self.evict(max(0, wanted - self.available + self.leased))
-                self.unlock(node)
-                room = self.available - self.leased
+            self.make_room(self.source.known(keys), node)
+            room = self.available - self.leased
         return self.source.find(keys[:room]) if room > 0 else []
+
+    def make_room(self, count: int, node: Node) -> None:
+        """See that `count` pages of the source, which follow `node`, can be pinned: leased pages without content make
+        room where they alone suffice, else idle pins on others, for the next batch would wait for another lease."""
+        short = count - self.available + self.leased
+        if short > len(self._lease):
+            self.lock(node)
+            short -= self.evict(short)
+            self.unlock(node)
+        if short > 0:
+            self._leave(self._lease[:short])
 
     def seal(self, *parts: Part) -> Callable[[], list[Sealed]]:
         """Publish pages of several sequences with one call of the source; they leave their `own`.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ import numpy as np
 from omni_flow.compute.errors import ComputeError, ForwardFailed
 from omni_flow.compute.prefix import PageChain
 from omni_flow.compute.sglang import step_hook
+from omni_flow.compute.sglang.loading import Loader
 from omni_flow.compute.sglang.outlet import Course, Outlet
 from omni_flow.compute.sglang.pagesource import PoolPages
 from omni_flow.compute.sglang.requests import Endless, chain_for, rid_of, to_sglang
@@ -35,8 +36,8 @@ from omni_flow.compute.sglang.wire import (
 )
 from omni_flow.data.messages import L2, L3
 
-AWAKE_S: Final = 1.0
-"""How long an engine on a GPU stays awake without work."""
+LOADS: Final = 8
+"""How often the pages of a request are brought, where some had gone before all were there, and more are each time."""
 
 
 class Sleeper:
@@ -53,7 +54,7 @@ class Sleeper:
         self._until = 0.0
         self._poll = select.poll()
         self._poll.register(inlet.fileno(), select.POLLIN)
-        loader = current().loader
+        self._loader = loader = current().loader
         if loader is not None:
             self._poll.register(loader.fileno(), select.POLLIN)
 
@@ -62,8 +63,11 @@ class Sleeper:
         self._until = time.monotonic() + self._awake
 
     def maybe_sleep(self) -> None:
-        if not self._inlet.closed:
-            self._poll.poll(0 if self._awake and time.monotonic() < self._until else 1000)
+        if self._inlet.closed:
+            return
+        for fd, _ in self._poll.poll(0 if self._awake and time.monotonic() < self._until else 1000):
+            if self._loader is not None and fd == self._loader.fileno() and not self._loader.hear():
+                self._poll.unregister(fd)  # it would wake for ever
 
 
 @cache
@@ -104,7 +108,7 @@ def scheduler_class() -> type:
             )
 
         def init_idle_sleeper(self) -> None:
-            self.idle_sleeper = Sleeper(self.inlet, 0.0 if current().cpu else AWAKE_S)
+            self.idle_sleeper = Sleeper(self.inlet, current().awake)
 
         def init_request_receiver(self) -> None:
             super().init_request_receiver()
@@ -128,6 +132,8 @@ def scheduler_class() -> type:
                     request = to_sglang(message)
                     request.sampling_params.normalize(self.tokenizer)
                     self.outlet.requests[request.rid] = message
+                    if message.timeline:
+                        self.outlet.timelines.begin(request.rid)
                     out.append(request)
                     new.append(message)
                 elif isinstance(message, Cancel):
@@ -165,6 +171,7 @@ def scheduler_class() -> type:
                 self._chains[rid_of(message.number)] = chain
                 if takeover.loader is not None and isinstance(source, PoolPages):
                     self._lower[rid_of(message.number)] = source.lower(chain.keys)
+                self.outlet.timelines.mark(rid_of(message.number), "named")
             self.tree_cache.lookahead.ask((chain.keys for chain in self._chains.values()), self.forward_ct)
 
         def process_input_requests(self, recv_reqs: list[Any]) -> None:
@@ -179,7 +186,16 @@ def scheduler_class() -> type:
                 self.tree_cache.lookahead.ask_for(self.waiting_queue, self.forward_ct + 1)
             return plan
 
+        def run_batch(self, batch: Any, *arguments: Any, **named: Any) -> Any:
+            extends = batch.reqs if batch.forward_mode.is_extend() else ()
+            self.outlet.timelines.mark_all(extends, "prepared")
+            result = super().run_batch(batch, *arguments, **named)
+            self.outlet.timelines.mark_all(extends, "launched")
+            return result
+
         def process_batch_result(self, batch: Any, result: Any) -> None:
+            if batch.forward_mode.is_extend():
+                self.outlet.timelines.mark_all(batch.reqs, "collected")
             super().process_batch_result(batch, result)
             self.tree_cache.settle()
 
@@ -228,7 +244,11 @@ def scheduler_class() -> type:
                     return
             elif "omni_fed" in req.__dict__:
                 step_hook.feed_again(req)
+            self._enqueue(req, is_retracted)
+
+        def _enqueue(self, req: Any, is_retracted: bool = False) -> None:
             super()._add_request_to_queue(req, is_retracted)
+            self.outlet.timelines.mark(req.rid, "queued")
 
         def _load_first(self, req: Any) -> bool:
             """Whether the request waits for cached pages that lie in lower tiers."""
@@ -236,13 +256,36 @@ def scheduler_class() -> type:
             source = takeover.book.source
             if takeover.loader is None or not isinstance(source, PoolPages):
                 return False
-            tokens = req.origin_input_ids
-            keys = req.omni_chain.upto(tokens, len(tokens) - 1, takeover.page_size)
-            missing = (self._lower.get(req.rid) or source.lower(keys))()
+            missing = (self._lower.get(req.rid) or source.lower(self.tree_cache.keys_of(req)))()
+            self.outlet.timelines.mark(req.rid, "probed")
             if missing:
                 course = self.outlet.courses[req.rid]
                 course.lower = [at for at, t in missing.items() if t & L2], [at for at, t in missing.items() if t == L3]
-                takeover.loader.order(req, [keys[at] for at in missing])
+                self._load(req, takeover.loader, missing)
+            return bool(missing)
+
+        def _load(self, req: Any, loader: Loader, missing: Mapping[int, int]) -> None:
+            """Order the pages at these places. What precedes them stays pinned meanwhile; and idle pins make room now,
+            while the pages come, or an L1 of which this engine has pinned nearly all could not take them."""
+            keys, book = self.tree_cache.keys_of(req), current().book
+            loader.order(req, [keys[at] for at in missing])
+            node = book.match(keys[: min(missing)])
+            self.outlet.courses[req.rid].loads.append(node.depth)
+            book.make_room(max(missing) + 1 - node.depth, node)
+
+        def _load_again(self, req: Any) -> bool:
+            """Pin what was brought. Whether the request waits once more, for pages that went while others came."""
+            takeover = current()
+            source, course = takeover.book.source, self.outlet.courses[req.rid]
+            assert takeover.loader is not None
+            assert isinstance(source, PoolPages)
+            keys = self.tree_cache.keys_of(req)[: 1 + max(at for places in course.lower for at in places)]
+            depth = takeover.book.match(keys).depth
+            self.outlet.timelines.mark(req.rid, "pinned")
+            again = course.loads[-1] < depth < len(keys) and len(course.loads) < LOADS
+            missing = source.lower(keys)() if again else {}
+            if missing:
+                self._load(req, takeover.loader, missing)
             return bool(missing)
 
         def _loaded(self) -> None:
@@ -253,9 +296,11 @@ def scheduler_class() -> type:
             ready = loader.ready()
             if ready:
                 self.tree_cache.lookahead.forget()
-            for request in ready:
+            for request, whole in ready:
                 if request.rid in self.outlet.requests:  # else it was cancelled meanwhile
-                    super()._add_request_to_queue(request)
+                    self.outlet.timelines.mark(request.rid, "fetched")
+                    if not (whole and self._load_again(request)):
+                        self._enqueue(request)
 
         def counts(self) -> dict[str, int]:
             """See `Engine.stats`."""

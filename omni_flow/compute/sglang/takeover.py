@@ -30,6 +30,7 @@ class Takeover:
         arena_pages: pages of the arena, padding page 0 included; 0: the quota and one.
         batch: the batch SGLang allocates for, see `allocator.remember_batch`.
         pool_page_bytes: bytes of a page of the manager's pool, which the model's must equal; 0: no pool.
+        awake: seconds after its last work in which the scheduler does not sleep.
         rule: where the model lets a match end.
         loader: brings pages from lower tiers, where the pool has some.
         keeper: ties pages to sessions, where there is a pool.
@@ -47,6 +48,7 @@ class Takeover:
     arena: Callable[[], Any] | None = None
     arena_pages: int = 0
     batch: Any = None
+    awake: float = 0.0
     rule: MatchRule = anywhere
     step_hook: str = ""
     steps: Any = None

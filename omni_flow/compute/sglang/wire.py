@@ -42,6 +42,7 @@ class Generate(msgspec.Struct, array_like=True, tag="g"):
     priority: int
     steps: dict[str, Any] | None = None
     session: str = ""
+    timeline: bool = False
 
 
 class Cancel(msgspec.Struct, array_like=True, tag="c"):
@@ -127,6 +128,7 @@ class End(msgspec.Struct, array_like=True, tag="e"):
     prompt_logprobs: list[float]
     hits: tuple[int, int, int]
     marks: list[tuple[int, bytes]]
+    timeline: list[tuple[str, int]] = []
 
 
 class Refused(msgspec.Struct, array_like=True, tag="x"):

@@ -30,7 +30,6 @@ from omni_flow.compute.sglang.pagesource import LocalPages, PoolPages
 from omni_flow.compute.sglang.shared_weights import SharedWeights
 from omni_flow.compute.sglang.wire import Inlet, Ready, Refused
 from omni_flow.data.arena import Arena
-from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.device_arena import DeviceArena
 from omni_flow.data.errors import DataError
 from omni_flow.data.identity import Namespace
@@ -86,9 +85,9 @@ def _takeover(config: EngineConfig, arguments: dict[str, Any]) -> takeover.Takeo
 
         return arena.torch(0, (nbytes,), torch.uint8)
 
-    def connect() -> MemoryManagerClient:
-        return MemoryManagerClient(config.manager, name=f"loader of engine {os.getpid()}")
-
+    loader = None
+    if info.l2_pages or info.l3:
+        loader = Loader(PostingClient(config.manager, name=f"loader of engine {os.getpid()}"), config.pool)
     namespace = namespace_of(config)
     weights = None
     if config.share_weights and (config.revision or config.load_format != "dummy"):
@@ -103,7 +102,7 @@ def _takeover(config: EngineConfig, arguments: dict[str, Any]) -> takeover.Takeo
         view,
         info.l1_pages,
         pool_page_bytes=info.page_bytes,
-        loader=Loader(connect, config.pool) if info.l2_pages or info.l3 else None,
+        loader=loader,
         keeper=Keeper(book, client, config.pool, config.page_size, config.session_ttl) if config.session_ttl else None,
         weights=weights,
     )
@@ -153,6 +152,7 @@ def start(config: EngineConfig, inlet: Inlet) -> Any:
     arguments = server_arguments(config)
     mine = _takeover(config, arguments)
     mine.rule = family.rule
+    mine.awake = config.awake_s
     mine.tail_graph = config.tail_graph and arguments.get("attention_backend") == TRITON
     mine.step_hook = config.step_hook
     takeover.install(mine)

@@ -1,0 +1,126 @@
+"""The loader of an engine: pages come from L2 without a thread that waits. A real manager and its mover."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from omni_flow.compute.sglang.loading import AT_ONCE, Loader
+from omni_flow.data.client import MemoryManagerClient
+from omni_flow.data.identity import PageHash
+from omni_flow.data.launch import start
+from omni_flow.data.messages import L1, L2
+from omni_flow.data.pool_spec import PoolSpec
+from omni_flow.data.posting_client import PostingClient
+from omni_flow.data.server_config import ServerConfig
+
+
+class Rig:
+    """A manager with L1 and L2, its mover, and a loader."""
+
+    def __init__(self, folder: Path) -> None:
+        path = str(folder / "m.sock")
+        pool = PoolSpec(name="kv", page_bytes=4096, l1_pages=200, l2_pages=200)
+        self.manager = start(ServerConfig(path=path, pools=(pool,), movers=(("copy",),), huge=False))
+        self.client = MemoryManagerClient(path)
+        self.posting = PostingClient(path, name="loader")
+        self.loader = Loader(self.posting, "kv")
+
+    def mover(self) -> int:
+        """Process id of the mover, once it is there."""
+        while True:
+            for row in self.client.inspect():
+                if row["role"] == "mover":
+                    return int(row["pid"])
+            self.client.wait_end(0.02)
+
+    def in_l2(self, count: int) -> list[PageHash]:
+        keys = [PageHash(os.urandom(32)) for _ in range(count)]
+        room = self.client.reserve("kv", count, tier=L2)
+        self.client.commit("kv", room.token, keys)
+        return keys
+
+    def back(self) -> list[tuple[str, bool]]:
+        """What comes back next, woken by the descriptor."""
+        poll = select.poll()
+        poll.register(self.loader.fileno(), select.POLLIN)
+        while not (came := self.loader.ready()):
+            assert poll.poll(20_000)
+        return came
+
+    def close(self) -> None:
+        self.posting.close()
+        self.client.close()
+        self.manager.terminate()
+        self.manager.wait(20)
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    made = Rig(tmp_path)
+    yield made
+    made.close()
+
+
+def test_pages_of_l2_are_in_l1_when_their_request_comes_back(rig: Rig) -> None:
+    keys = rig.in_l2(50)
+    rig.loader.order("a", keys)
+    assert rig.loader.waiting == 1
+    assert rig.back() == [("a", True)]
+    assert all(tier & L1 for tier in rig.client.probe("kv", keys).tolist())
+    assert (rig.loader.waiting, rig.loader.loaded_pages) == (0, 50)
+
+
+def test_a_request_whose_pages_are_nowhere_comes_back_without_them(rig: Rig) -> None:
+    rig.loader.order("a", [*rig.in_l2(3), PageHash(bytes(32))])
+    assert rig.back() == [("a", False)]
+    assert rig.loader.loaded_pages == 3
+
+
+def test_more_requests_than_are_fetched_at_once_come_back_in_their_order(rig: Rig) -> None:
+    pid = rig.mover()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        for name in "abcde":
+            rig.loader.order(name, rig.in_l2(10))
+        fetches = rig.client.overview()["fetches"]
+        assert [row["pages"] for row in fetches] == [10] * AT_ONCE
+        assert rig.loader.ready() == []
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    came: list[tuple[str, bool]] = []
+    while rig.loader.waiting:
+        came += rig.back()
+    assert came == [(name, True) for name in "abcde"]
+
+
+def test_a_fetch_that_takes_too_long_gives_its_request_back(rig: Rig) -> None:
+    pid = rig.mover()
+    loader = rig.loader = Loader(rig.posting, "kv", timeout=0.2)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        loader.order("a", rig.in_l2(10))
+        assert rig.back() == [("a", False)]
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_all_requests_come_back_when_the_manager_has_gone(rig: Rig) -> None:
+    pid = rig.mover()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        for name in "abc":
+            rig.loader.order(name, rig.in_l2(10))
+        rig.manager.kill()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    came: list[tuple[str, bool]] = []
+    while rig.loader.waiting:
+        came += rig.back()
+    assert came == [(name, False) for name in "abc"]
+    assert not rig.loader.hear()
