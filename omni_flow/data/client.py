@@ -16,7 +16,7 @@ import msgspec
 from omni_flow.data.arena import Arena
 from omni_flow.data.arguments import YEAR_S, flag, real, text, whole
 from omni_flow.data.device_arena import DeviceArena
-from omni_flow.data.errors import BadArgument, CallTimeout, Disconnected, Refused, StaleEpoch
+from omni_flow.data.errors import BadArgument, CallTimeout, DataError, Disconnected, Refused, StaleEpoch
 from omni_flow.data.handshake import naming_vector
 from omni_flow.data.hostid import host_id
 from omni_flow.data.kv_client import KvCalls
@@ -125,6 +125,7 @@ class MemoryManagerClient(KvCalls):
 
         Raises:
             Disconnected: there is no server, or this client was closed.
+            DataError: what the first in `on_stale` has raised, when all have been called.
         """
         if self._closed:
             raise Disconnected("this client was closed", "make another")
@@ -132,8 +133,14 @@ class MemoryManagerClient(KvCalls):
         self._arenas.clear()
         self._device_arenas.clear()
         self._register()
+        failed: list[DataError] = []
         for hook in self.on_stale:
-            hook()
+            try:
+                hook()
+            except DataError as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
 
     def wait_end(self, timeout: float | None = None) -> bool:
         """Wait until the server has gone, taking events in meanwhile; False when the time is over first."""

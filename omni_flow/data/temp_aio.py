@@ -46,8 +46,14 @@ class AsyncTempClient:
         return TempBuffers(maps, client.session.welcome.node)
 
     def _stale(self) -> None:
-        self.buffers.dead = True
+        """As of `TempClient`."""
+        self.buffers.die()
         self.buffers = self._map()
+
+    def _living(self) -> TempBuffers:
+        if self.buffers.dead:
+            self.buffers = self._map()
+        return self.buffers
 
     def _trim_soon(self) -> None:
         """The server is short of room: unused slots go back."""
@@ -58,7 +64,7 @@ class AsyncTempClient:
         """See `TempClient.alloc`."""
         while (buffer := self.buffers.pop(nbytes)) is None:
             async with self._lock:
-                if (buffer := self.buffers.pop(nbytes)) is not None:
+                if (buffer := self._living().pop(nbytes)) is not None:
                     return buffer
                 order, count = self.buffers.magazine(nbytes)
                 body = lease_body(nbytes, count, timeout)
@@ -85,7 +91,7 @@ class AsyncTempClient:
 
     async def adopt(self, ref: TensorRef, shares: int = 1) -> Share:
         """See `TempClient.adopt`."""
-        if self.buffers.should_ring:
+        if self._living().should_ring:
             self.ring()
         try:
             return self.buffers.adopt(ref, shares)

@@ -164,8 +164,13 @@ class TempBuffers(TempShares):
         or discarded stays what it is."""
         cells, at, slot = self._cells, buffer.entry * CELLS, buffer.slot
         buffer.slot = _NOWHERE
-        if cells[at] == LEASED and cells[at + 2] == slot and cells[at + 3] == buffer.generation:
+        if cells[at] == LEASED and cells[at + 2] == slot and cells[at + 3] == buffer.generation and not self.dead:
             self._stocks[_order(buffer.size)].magazine.append((buffer.entry, slot, buffer.generation, buffer.size))
+
+    def die(self) -> None:
+        """The server is gone and all this with it: nothing more is computed into its memory, nor told to another."""
+        self.dead = True
+        self._stocks.clear()
 
     def drain(self, idle: bool = False) -> list[int]:
         """Empty the magazines; the entries are to be returned to the server.

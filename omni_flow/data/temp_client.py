@@ -117,8 +117,14 @@ class TempClient:
         return TempBuffers(maps, client.welcome.node, self._bell, direct=self._direct)
 
     def _stale(self) -> None:
-        self.buffers.dead = True
+        """The server is a new one. Where its arenas can't be mapped now, they are when they are needed next."""
+        self.buffers.die()
         self.buffers = self._map()
+
+    def _living(self) -> TempBuffers:
+        if self.buffers.dead:
+            self.buffers = self._map()
+        return self.buffers
 
     def alloc(self, nbytes: int, *, timeout: float = 10.0) -> TempBuffer:
         """A buffer to compute into. Asks the server only when no slot of the size lies ready.
@@ -129,7 +135,7 @@ class TempClient:
         """
         while (buffer := self.buffers.pop(nbytes)) is None:
             with self._lock:
-                if (buffer := self.buffers.pop(nbytes)) is not None:
+                if (buffer := self._living().pop(nbytes)) is not None:
                     break
                 order, count = self.buffers.magazine(nbytes)
                 body = lease_body(nbytes, count, timeout)
@@ -153,7 +159,7 @@ class TempClient:
     def adopt(self, ref: TensorRef, shares: int = 1) -> Share:
         """Take a share; see `TempBuffers.adopt`. What this client has released makes room for it."""
         try:
-            return self.buffers.adopt(ref, shares)
+            return self._living().adopt(ref, shares)
         except PoolFull:
             self.flush()
             return self.buffers.adopt(ref, shares)

@@ -116,7 +116,7 @@ class ArenaTensors:
             self._retry_at = max(self._retry_at, time.monotonic() + _pause(why))
             temp, self._temp, self._attended = self._temp, None, None
             if temp is not None:
-                temp.buffers.dead = True
+                temp.buffers.die()
             if self._errands is not None:
                 self._errands.stop()
             if self._client is not None:

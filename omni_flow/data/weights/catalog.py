@@ -16,17 +16,12 @@ from typing import Any, NewType
 
 from omni_flow.data.errors import BadArgument, BadToken, UnknownName
 from omni_flow.data.messages import SHOWN_TEXT
+from omni_flow.data.weights.errors import SwitchRefused
 from omni_flow.data.weights.names import Family, ManifestEntry, TensorSpec, WeightKey, aligned
 
 SessionId = NewType("SessionId", int)
 SegmentId = NewType("SegmentId", int)
 Versioned = tuple[WeightKey, int]
-
-
-class SwitchRefused(BadArgument):
-    """A version that lacks tensors of the current one; the message names some."""
-
-    code = "switch-refused"
 
 
 @dataclass(slots=True)

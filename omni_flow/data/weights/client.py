@@ -16,6 +16,9 @@ from omni_flow.data.device_arena import DeviceArena
 from omni_flow.data.errors import BadArgument, DataError, OutOfMemory, UnknownName
 from omni_flow.data.protocol import Message
 from omni_flow.data.weights import messages as m
+from omni_flow.data.weights.errors import LoaderKeepsView as LoaderKeepsView
+from omni_flow.data.weights.errors import LoadingElsewhere as LoadingElsewhere
+from omni_flow.data.weights.errors import SwitchRefused as SwitchRefused
 from omni_flow.data.weights.names import Family, ManifestEntry, TensorSpec, WeightKey, WeightName, content_digest
 
 if TYPE_CHECKING:

@@ -25,6 +25,7 @@ from omni_flow.data.protocol import Message
 from omni_flow.data.session import BaseService, Handler, Session
 from omni_flow.data.weights import messages as m
 from omni_flow.data.weights.catalog import Answer, Catalog, Grant, SegmentId, SessionId
+from omni_flow.data.weights.errors import LoaderKeepsView, LoadingElsewhere
 from omni_flow.data.weights.names import Family
 
 if TYPE_CHECKING:
@@ -33,18 +34,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("omni_flow.data.weights")
 _SEALS: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _PAGE_ENTRIES: Final = 200
-
-
-class LoadingElsewhere(DataError):
-    """The time was up while another process was still loading; `holders` names it."""
-
-    code = "loading-elsewhere"
-
-
-class LoaderKeepsView(BadArgument):
-    """A loader that kept an array or view of what it filled: the memory could not be sealed, and is given up."""
-
-    code = "loader-keeps-view"
 
 
 class SegmentFile:

@@ -11,12 +11,13 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from omni_flow.data import arena
 from omni_flow.data.aio_client import AsyncMemoryManagerClient
-from omni_flow.data.arena import available_bytes
-from omni_flow.data.errors import BadToken, CallTimeout, DataError, SystemRefusal
+from omni_flow.data.arena import Arena, available_bytes
+from omni_flow.data.errors import BadToken, CallTimeout, DataError, OutOfMemory, PoolFull, StaleEpoch, SystemRefusal
 from omni_flow.data.handshake import naming_vector
 from omni_flow.data.hostid import host_id
 from omni_flow.data.link import UnixLink
@@ -40,9 +41,8 @@ def stopped(server: Manager) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def no_more_descriptors(server: Manager) -> Iterator[None]:
-    """The server can open nothing more. It holds as many as its highest number says: it has just closed none."""
-    pid = server.process.pid
+def no_more_descriptors(pid: int) -> Iterator[None]:
+    """The process can open nothing more."""
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     used = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
     least = next(number for number in range(len(used) + 1) if number not in used)
@@ -77,6 +77,46 @@ def test_a_server_that_stands_still_keeps_nobody_longer_than_the_timeout(manager
         link.close()
     with server.client() as client:
         client.ping()
+
+
+def test_buffers_that_could_not_be_mapped_at_a_new_server_are_mapped_when_they_are_needed(manager: Make) -> None:
+    server = manager(temp_bytes=1 << 20)
+    with server.client() as client:
+        temp = TempClient(client)
+        temp.alloc(100)
+        server.kill()
+        server.again()
+        with no_more_descriptors(os.getpid()), pytest.raises((SystemRefusal, OutOfMemory)):
+            client.ping()
+        ref = temp.put(np.arange(4))
+        with server.client() as other:
+            assert TempClient(other).adopt(ref).numpy().tolist() == [0, 1, 2, 3]
+
+
+def test_slots_of_a_server_that_is_gone_are_not_given_back_to_the_next(manager: Make) -> None:
+    """The new one is short of room, and says so while this client begins to use it."""
+    server = manager(temp_bytes=1 << 20)
+    with server.client() as client:
+        temp = TempClient(client)
+        temp.alloc(100)
+        server.kill()
+        server.again()
+        with server.client() as greedy:
+            others = TempClient(greedy)
+            others.alloc(1 << 20)
+            real = client.arena
+
+            def arena(name: str, *, write: bool = False) -> Arena:
+                made = real(name, write=write)
+                if name == "temp/ledger":
+                    with pytest.raises(PoolFull):
+                        others.alloc(1, timeout=0)
+                return made
+
+            client.arena = arena  # type: ignore[method-assign]
+            with pytest.raises(StaleEpoch):
+                client.ping()
+            client.ping()
 
 
 def test_an_async_client_whose_owner_could_not_start_anew_still_hears_answers(manager: Make) -> None:
@@ -135,7 +175,7 @@ def test_a_server_without_descriptors_refuses_the_weights_that_somebody_waited_t
             for waiter in waiters:
                 waiter.start()
             until(lambda: other.stats()["weight_waits"] == 2)
-            limit.enter_context(no_more_descriptors(server))
+            limit.enter_context(no_more_descriptors(server.process.pid))
             raise BadToken("a loader that gives up")
 
         with pytest.raises(BadToken):
@@ -153,7 +193,7 @@ def test_a_server_without_descriptors_refuses_a_client_that_it_cannot_watch_who_
     hello = encode(Op.HELLO, 0, 1, 0, Hello("client", "a", pid=os.getpid(), host=host_id(), vector=naming_vector()))
     link.send(encode(Op.PING, 0, 1, 0))
     assert link.receive(20) is not None  # refused, but connected
-    with no_more_descriptors(server):
+    with no_more_descriptors(server.process.pid):
         link.send(hello)
         answer = link.receive(20)
         assert answer is not None

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from omni_flow.data.errors import BadArgument, BadToken, UnknownName
-from omni_flow.data.weights.catalog import Catalog, SwitchRefused
+from omni_flow.data.weights.catalog import Catalog
+from omni_flow.data.weights.errors import SwitchRefused
 from omni_flow.data.weights.names import Family, TensorSpec, WeightName
 
 FAMILY = Family("demo/model", "r1")

@@ -8,6 +8,8 @@ import mmap
 import os
 import select
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +23,10 @@ from weight_steps import STEPS
 from omni_flow.data.errors import DataError, OutOfMemory, Refused, StaleEpoch, UnknownName
 from omni_flow.data.launch import start
 from omni_flow.data.weights import messages as m
-from omni_flow.data.weights.catalog import SwitchRefused
 from omni_flow.data.weights.client import WeightClient
+from omni_flow.data.weights.errors import LoaderKeepsView, LoadingElsewhere, SwitchRefused
 from omni_flow.data.weights.messages import arena_name
 from omni_flow.data.weights.safetensors import Checkpoint
-from omni_flow.data.weights.service import LoaderKeepsView, LoadingElsewhere
 
 STEPS_SCRIPT = Path(__file__).with_name("weight_steps.py")
 
@@ -167,6 +168,15 @@ def test_a_wait_for_another_loader_has_a_deadline_and_names_it(manager, roles):
     with manager.client() as client, pytest.raises(LoadingElsewhere, match="slowpoke") as caught:
         WeightClient(client).get(spec(MIB), refuse, timeout_s=0.05)
     assert [holder.pid for holder in caught.value.holders] == [loader.process.pid]
+
+
+def test_who_has_imported_the_client_alone_gets_its_errors_by_their_classes():
+    code = "from omni_flow.data.weights.client import SwitchRefused; from omni_flow.data.errors import from_code as f"
+    code += (
+        "; print(*(type(f(c, '', '')).__name__ for c in ('loading-elsewhere', 'loader-keeps-view', 'switch-refused')))"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert said == "LoadingElsewhere LoaderKeepsView SwitchRefused\n"
 
 
 def test_more_tensors_than_fit_a_message_are_of_one_version(manager):
