@@ -3,7 +3,8 @@
 DeepSeek-V2-Lite at full size with seeded random weights, bf16, pages of 64 tokens. Plain SGLang's `Engine`, one engine
 of ours (A) and a second one (B) live on the card at once, A and B over one KV pool of a memory manager; requests
 alternate between plain and A, with the same flags. Every figure is a median; --json prints one object with plain
-numbers and nothing else; --out keeps every sample.
+numbers and nothing else; --out keeps every sample. Without --json the steps of the median first token follow, where
+the prompt was found in L1 (l1), in L1 but not pinned (pool), in L2 (l2) and in L3 (l3).
 
 equal_tokens           share of cold prompts (around and off page borders, 65 to 20,000 tokens) whose 48 greedy tokens
                        are plain SGLang's; equal_tokens_cached: the same prompts again, now cached;
@@ -18,6 +19,8 @@ ttft_l2_ratio, ttft_l3_ratio   first token of a 32,768-token prompt that lies in
                        over ttft_l1_ms and the time its bytes take at what the tier was measured to give in this run:
                        a pinned copy to the device; reads past the page cache by four threads. ttft_l2_over_recompute:
                        the same first token over recompute_ms
+fetch_l2_ms            the pages of such a prompt from L2 to L1, asked of the memory manager by the bench; ttft_pool_ms:
+                       its first token then, when they are in L1 and no engine has pinned them
 second_role_gib        device memory that B took at its start
 
 --tiny runs every step on a CPU with a tiny model, an engine of ours without a memory manager in place of plain SGLang
@@ -143,7 +146,7 @@ def memory_manager(folder: Path, work: Path, ssd: Path, tiny: bool) -> tuple[Any
     return start(ServerConfig(path=path, pools=(pool,), huge=False, movers=movers)), page_bytes
 
 
-async def measure(options: argparse.Namespace, work: Path, say: Any) -> dict[str, float]:
+async def measure(options: argparse.Namespace, work: Path, say: Any) -> Figures:
     """Everything, in the order in which it matters most. A step that fails is told, and the run fails in the end."""
     from omni_flow.compute.prefix import PageChain
     from omni_flow.compute.sglang.kernel import SGLangEngine
@@ -212,7 +215,7 @@ async def measure(options: argparse.Namespace, work: Path, say: Any) -> dict[str
             figures.keep()
         if failed:
             raise SystemExit(f"these steps failed, or there was no time for them: {', '.join(failed)}")
-        return figures.out
+        return figures
     finally:
         await asyncio.gather(plain.close(), a.close(), b.close(), return_exceptions=True)
         manager.terminate()
@@ -245,11 +248,13 @@ def main() -> None:
             os.environ["SGLANG_PLUGINS"] = "omni_bench"
         figures = asyncio.run(measure(options, Path(work), say))
     if options.json:
-        print(json.dumps(figures))
+        print(json.dumps(figures.out))
         return
     print(f"{platform.platform()}, Python {platform.python_version()}, sglang {version('sglang')}")
-    for name, value in figures.items():
+    for name, value in figures.out.items():
         print(f"{name:32} {value:.4g}")
+    if figures.steps:
+        print(figures.table())
 
 
 if __name__ == "__main__":

@@ -142,19 +142,19 @@ async def ours(engine: Any, ids: list[list[int]], count: int) -> tuple[float, li
     return time.perf_counter() - began, list(tokens)
 
 
-async def first_token(engine: Any, prompt: list[int]) -> tuple[float, tuple[int, int, int]]:
-    """Seconds until the first token, and the tokens found in L1, L2 and L3."""
+async def first_token(engine: Any, prompt: list[int]) -> tuple[float, Any]:
+    """Seconds until the first token, and the end event with the request's timeline."""
     from omni_flow.compute.engine import EndEvent, Request, TokenEvent, Tokens
     from omni_flow.compute.sampling import Sampling
 
-    began, seconds, hits = time.perf_counter(), 0.0, (0, 0, 0)
-    request = Request(spans=[Tokens(prompt)], sampling=Sampling(max_tokens=1, ignore_eos=True))
+    began, seconds, end = time.perf_counter(), 0.0, None
+    request = Request(spans=[Tokens(prompt)], sampling=Sampling(max_tokens=1, ignore_eos=True), timeline=True)
     async for event in engine.generate(request):
         if isinstance(event, TokenEvent):
             seconds = time.perf_counter() - began
         elif isinstance(event, EndEvent):
-            hits = event.hits
-    return seconds, hits
+            end = event
+    return seconds, end
 
 
 async def first_and_second(engine: Any, prompt: list[int]) -> tuple[int, float, float]:

@@ -45,6 +45,7 @@ class Figures:
         self._kept: str | None = options.out
         self.out: dict[str, float] = {}
         self.samples: dict[str, list[float]] = {}
+        self.steps: dict[str, dict[str, float]] = {}
         self.seed = 1000
 
     def note(self, name: str, samples: list[float]) -> None:
@@ -53,10 +54,30 @@ class Figures:
         self.out[name] = statistics.median(samples)
         self.keep()
 
+    def note_steps(self, name: str, runs: list[tuple[float, Any]]) -> float:
+        """The steps of the median one of these runs (seconds, end event); returns its milliseconds."""
+        from omni_flow.compute.sglang.timeline import durations
+
+        seconds, end = sorted(runs, key=lambda run: run[0])[len(runs) // 2]
+        self.steps[name] = durations(end.timeline)
+        return seconds * 1e3
+
     def keep(self) -> None:
         """Write everything so far."""
         if self._kept:
-            Path(self._kept).write_text(json.dumps({"figures": self.out, "samples": self.samples}))
+            everything = {"figures": self.out, "samples": self.samples, "steps_ms": self.steps}
+            Path(self._kept).write_text(json.dumps(everything))
+
+    def table(self) -> str:
+        """The steps to the first token, in ms, a column for each place where the prompt lay."""
+        from omni_flow.compute.sglang.timeline import STEPS
+
+        names = list(self.steps)
+        rows = {step for took in self.steps.values() for step in took}
+        lines = [f"{'steps to the first token, ms':32}" + "".join(f" {name:>8}" for name in names)]
+        for step in sorted(rows, key=STEPS.index):
+            lines.append(f"{step:32}" + "".join(f" {self.steps[name].get(step, 0.0):8.3f}" for name in names))
+        return "\n".join(lines)
 
     async def equality(self) -> None:
         """equal_tokens*: 48 greedy tokens of prompts alone in their batch, cold and then cached."""
@@ -155,22 +176,42 @@ class Figures:
 
         (prompt,) = self.fresh(1, 32_768)
         recompute = (await ours(self.a, [prompt], 1))[0] * 1e3
-        near = statistics.median([(await ours(self.a, [prompt], 1))[0] * 1e3 for _ in range(5)])
+        near = self.note_steps("l1", [await first_token(self.a, prompt) for _ in range(5)])
         pages = len(keys_of(prompt))
+        await self._fetched(client, keys_of)
         rates = {L2: 1e11 if self.tiny else device_rate(), L3: disk_rate(ssd)}
         self.out |= {"l2_gb_per_s": rates[L2] / 1e9, "l3_gb_per_s": rates[L3] / 1e9}
         for name, tier, above in (("l2", L2, L1), ("l3", L3, L1 | L2)):
-            times = []
+            runs = []
             for _ in range(max(3, self.pairs // 8)):
                 prompt = await self._sunk(client, keys_of, tier, above)
-                seconds, hits = await first_token(self.a, prompt)
-                if hits[(L1, L2, L3).index(tier)] != pages * self.page:
-                    raise RuntimeError(f"{hits} tokens were found in L1, L2 and L3, not all in {name}")
-                times.append(seconds * 1e3)
+                seconds, end = await first_token(self.a, prompt)
+                if end.hits[(L1, L2, L3).index(tier)] != pages * self.page:
+                    raise RuntimeError(f"{end.hits} tokens were found in L1, L2 and L3, not all in {name}")
+                runs.append((seconds, end))
+            times = [seconds * 1e3 for seconds, _ in runs]
+            self.note_steps(name, runs)
             self.note(f"ttft_{name}_ms", times)
             limit = near + pages * page_bytes / rates[tier] * 1e3
             self.note(f"ttft_{name}_ratio", [ms / limit for ms in times])
         self.out["ttft_l2_over_recompute"] = self.out["ttft_l2_ms"] / recompute
+
+    async def _fetched(self, client: Any, keys_of: Any) -> None:
+        """fetch_l2_ms, ttft_pool_ms: the two parts of a hit in L2. The manager is asked by the bench to bring the pages
+        to L1; then they are there, and no engine has pinned them."""
+        from omni_flow.data.messages import L1, L2
+
+        fetches, runs = [], []
+        for _ in range(max(3, self.pairs // 8)):
+            prompt = await self._sunk(client, keys_of, L2, L1)
+            began = time.perf_counter()
+            if not client.fetch("kv", keys_of(prompt)).all():
+                raise RuntimeError("pages of L2 were not brought to L1")
+            fetches.append((time.perf_counter() - began) * 1e3)
+            runs.append(await first_token(self.a, prompt))
+        self.note("fetch_l2_ms", fetches)
+        self.note("ttft_pool_ms", [seconds * 1e3 for seconds, _ in runs])
+        self.note_steps("pool", runs)
 
     async def _sunk(self, client: Any, keys_of: Any, tier: int, above: int) -> list[int]:
         """A prompt whose pages lie in `tier` and none of them in a tier above: others were asked until it was so."""
