@@ -144,9 +144,12 @@ class ClosesSlowly(Ails):
     """Can't serve from the moment on that it is closed, which takes it a while."""
 
     async def close(self) -> None:
+        self._end()
+        await asyncio.sleep(1)
+
+    def _end(self) -> None:
         with open(self._file, "w") as cause:
             cause.write("its engine is closed")
-        await asyncio.sleep(1)
 
 
 class BadSetup:
