@@ -98,6 +98,8 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
                 str(64 << 20),
                 "--segment",
                 "1048576",
+                "--deadline",
+                "60",  # a test stops the mover, and the disk is not to be taken for a sick one
             ),
             ("{python}", "-m", "omni_flow.data.transfer.node", msgspec.json.encode(transfer).decode()),
         )
