@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import random
 import socket
 import statistics
@@ -29,9 +28,10 @@ import tempfile
 import time
 from array import array
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+import machine
 
 PROMPT, PAGE, NEW, CHUNK = 512, 64, 64, 8192
 QUOTA = 1024 * PAGE
@@ -313,9 +313,7 @@ def main() -> None:
     if options.json:
         print(json.dumps(figures))
         return
-    print(
-        f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, sglang {version('sglang')}"
-    )
+    print(machine.described())
     for name, value in figures.items():
         print(f"{name:32} {value:.4g}")
 

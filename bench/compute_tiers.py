@@ -20,14 +20,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import platform
 import random
 import statistics
 import tempfile
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+import machine
 
 PAGE, PAGES, QUOTA, WARM = 64, 511, 2048, 5
 
@@ -133,9 +133,7 @@ def main() -> None:
     if options.json:
         print(json.dumps({name: statistics.median(values) for name, values in samples.items()}))
         return
-    print(
-        f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, sglang {version('sglang')}"
-    )
+    print(machine.described())
     for name, values in samples.items():
         print(f"{name:32} {statistics.median(values):8.3f}   ({min(values):.3f} to {max(values):.3f})")
 

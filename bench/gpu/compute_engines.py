@@ -105,7 +105,7 @@ class Plain:
 def wait_for_jobs(client: Any) -> None:
     """Until no page moves between tiers: one that is filled faster than it is emptied drops pages."""
     while client.stats()["pool_jobs_running/kv"]:
-        time.sleep(0.005)
+        client.wait_end(0.005)
 
 
 class PlainEngine:

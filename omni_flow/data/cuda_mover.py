@@ -16,7 +16,7 @@ import numpy as np
 
 from omni_flow.data import cuda
 from omni_flow.data.device_arena import DeviceArena
-from omni_flow.data.errors import DataError
+from omni_flow.data.errors import run_process
 from omni_flow.data.messages import L1, L2, TIER_NAMES, Job, PoolInfo
 from omni_flow.data.mover import Columns, MoverLink, run_mover
 
@@ -132,7 +132,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv)
-    except DataError as error:
-        sys.exit(str(error))
+    run_process(lambda: main(sys.argv))

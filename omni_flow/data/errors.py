@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from typing import ClassVar
 
 import msgspec
@@ -143,3 +145,11 @@ def _codes() -> dict[str, type[DataError]]:
 def from_code(code: str, message: str, mend: str, holders: tuple[Holder, ...] = ()) -> DataError:
     """Rebuild an error on the client from what crossed the wire; an unknown code gives a plain `DataError`."""
     return _codes().get(code, DataError)(message, mend, holders)
+
+
+def run_process(main: Callable[[], object]) -> None:
+    """Run the main function of a process of its own; a typed error ends it with its line on stderr and code 1."""
+    try:
+        main()
+    except DataError as error:
+        sys.exit(str(error))

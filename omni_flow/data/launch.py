@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from omni_flow.data.children import Children
-from omni_flow.data.errors import BadArgument, DataError, Disconnected
+from omni_flow.data.errors import BadArgument, DataError, Disconnected, run_process
 from omni_flow.data.job_service import JobService
 from omni_flow.data.kv_service import KvService
 from omni_flow.data.logs import log_to_stderr
@@ -149,7 +149,4 @@ def _end_with(life: int) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except DataError as error:
-        sys.exit(str(error))
+    run_process(main)

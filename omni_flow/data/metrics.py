@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from omni_flow.data.client import MemoryManagerClient
-from omni_flow.data.errors import DataError, SystemRefusal
+from omni_flow.data.errors import DataError, SystemRefusal, run_process
 
 GAUGES: Final = (
     "slots", "free", "pinned", "waiting", "pages", "objects", "leases", "reservations", "bytes", "running", "on",
@@ -84,7 +84,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv)
-    except DataError as error:
-        sys.exit(str(error))
+    run_process(lambda: main(sys.argv))

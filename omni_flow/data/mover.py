@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from omni_flow.data.arena import Arena
 from omni_flow.data.client import MemoryManagerClient
-from omni_flow.data.errors import DataError, Disconnected, StaleEpoch
+from omni_flow.data.errors import DataError, Disconnected, StaleEpoch, run_process
 from omni_flow.data.messages import TIER_NAMES, Job, JobCancel, JobDone, L3Change, TierState
 from omni_flow.data.protocol import MAX_BATCH, Column, Message, Op
 
@@ -171,7 +171,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv)
-    except DataError as error:
-        sys.exit(str(error))
+    run_process(lambda: main(sys.argv))

@@ -51,6 +51,7 @@ class AsyncTempClient:
         self.buffers = self._map()
 
     def _living(self) -> TempBuffers:
+        """As of `TempClient`."""
         if self.buffers.dead:
             self.buffers = self._map()
         return self.buffers
@@ -91,7 +92,8 @@ class AsyncTempClient:
 
     async def adopt(self, ref: TensorRef, shares: int = 1) -> Share:
         """See `TempClient.adopt`."""
-        if self._living().should_ring:
+        buffers = self._living() if self.buffers.dead else self.buffers
+        if buffers.should_ring:
             self.ring()
         try:
             return self.buffers.adopt(ref, shares)

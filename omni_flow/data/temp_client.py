@@ -122,6 +122,7 @@ class TempClient:
         self.buffers = self._map()
 
     def _living(self) -> TempBuffers:
+        """The buffers, mapped now if that was not possible when the server was new."""
         if self.buffers.dead:
             self.buffers = self._map()
         return self.buffers
@@ -159,7 +160,8 @@ class TempClient:
     def adopt(self, ref: TensorRef, shares: int = 1) -> Share:
         """Take a share; see `TempBuffers.adopt`. What this client has released makes room for it."""
         try:
-            return self._living().adopt(ref, shares)
+            buffers = self._living() if self.buffers.dead else self.buffers
+            return buffers.adopt(ref, shares)
         except PoolFull:
             self.flush()
             return self.buffers.adopt(ref, shares)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -39,6 +40,16 @@ class Rig:
                     return int(row["pid"])
             self.client.wait_end(0.02)
 
+    @contextlib.contextmanager
+    def mover_stopped(self) -> Iterator[None]:
+        """The mover stands still meanwhile."""
+        pid = self.mover()
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
     def in_l2(self, count: int) -> list[PageHash]:
         keys = [PageHash(os.urandom(32)) for _ in range(count)]
         room = self.client.reserve("kv", count, tier=L2)
@@ -51,6 +62,13 @@ class Rig:
         poll.register(self.loader.fileno(), select.POLLIN)
         while not (came := self.loader.ready()):
             assert poll.poll(20_000)
+        return came
+
+    def all_back(self) -> list[tuple[str, bool]]:
+        """Whatever comes back, until nothing waits."""
+        came: list[tuple[str, bool]] = []
+        while self.loader.waiting:
+            came += self.back()
         return came
 
     def close(self) -> None:
@@ -83,44 +101,26 @@ def test_a_request_whose_pages_are_nowhere_comes_back_without_them(rig: Rig) -> 
 
 
 def test_more_requests_than_are_fetched_at_once_come_back_in_their_order(rig: Rig) -> None:
-    pid = rig.mover()
-    os.kill(pid, signal.SIGSTOP)
-    try:
+    with rig.mover_stopped():
         for name in "abcde":
             rig.loader.order(name, rig.in_l2(10))
         fetches = rig.client.overview()["fetches"]
         assert [row["pages"] for row in fetches] == [10] * AT_ONCE
         assert rig.loader.ready() == []
-    finally:
-        os.kill(pid, signal.SIGCONT)
-    came: list[tuple[str, bool]] = []
-    while rig.loader.waiting:
-        came += rig.back()
-    assert came == [(name, True) for name in "abcde"]
+    assert rig.all_back() == [(name, True) for name in "abcde"]
 
 
 def test_a_fetch_that_takes_too_long_gives_its_request_back(rig: Rig) -> None:
-    pid = rig.mover()
     loader = rig.loader = Loader(rig.posting, "kv", timeout=0.2)
-    os.kill(pid, signal.SIGSTOP)
-    try:
+    with rig.mover_stopped():
         loader.order("a", rig.in_l2(10))
         assert rig.back() == [("a", False)]
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 def test_all_requests_come_back_when_the_manager_has_gone(rig: Rig) -> None:
-    pid = rig.mover()
-    os.kill(pid, signal.SIGSTOP)
-    try:
+    with rig.mover_stopped():
         for name in "abc":
             rig.loader.order(name, rig.in_l2(10))
         rig.manager.kill()
-    finally:
-        os.kill(pid, signal.SIGCONT)
-    came: list[tuple[str, bool]] = []
-    while rig.loader.waiting:
-        came += rig.back()
-    assert came == [(name, False) for name in "abc"]
+    assert rig.all_back() == [(name, False) for name in "abc"]
     assert not rig.loader.hear()

@@ -17,6 +17,7 @@ import pytest
 from omni_flow import Graph, InvalidInput, Json, RequestFailed, Tensor, launch
 from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.deploy.launchers import LocalLauncher
+from omni_flow.deploy.local import AsyncDeployment
 from omni_flow.deploy.memory import Memory, MemoryProcess
 
 from .conftest import WAIT_S, Events, alive, deployed, pid_of
@@ -32,6 +33,15 @@ from .tensor_roles import (
     streamed,
     until_counted,
 )
+
+
+def manager_of(app: AsyncDeployment) -> tuple[MemoryProcess, int]:
+    """The memory manager of a deployment, and its process."""
+    launcher = app.launcher
+    assert isinstance(launcher, LocalLauncher)
+    assert launcher.memory is not None
+    assert launcher.memory.pid is not None
+    return launcher.memory, launcher.memory.pid
 
 
 def test_what_was_computed_in_place_is_handed_over_and_what_was_dropped_is_free() -> None:
@@ -132,11 +142,8 @@ def test_a_killed_memory_manager_is_started_anew_and_requests_go_on() -> None:
     async def body() -> None:
         events = Events()
         async with deployed(one(Where, "look", Tensor()), events) as app:
-            launcher = app.launcher
-            assert isinstance(launcher, LocalLauncher)
-            assert launcher.memory is not None
-            assert launcher.memory.pid is not None
-            os.kill(launcher.memory.pid, signal.SIGKILL)
+            _, pid = manager_of(app)
+            os.kill(pid, signal.SIGKILL)
             array = np.zeros(MIB, np.uint8)
             assert (await (await app.submit(x=array)).result())["y"]["writable"] is False
             await events.until("the memory manager is up again")
@@ -163,12 +170,9 @@ def test_a_memory_manager_that_cannot_be_started_anew_is_tried_again_until_it_ca
     async def body() -> None:
         events = Events()
         async with deployed(one(Where, "look", Tensor()), events) as app:
-            launcher = app.launcher
-            assert isinstance(launcher, LocalLauncher)
-            assert launcher.memory is not None
-            assert launcher.memory.pid is not None
-            with lock_of(launcher.memory) as lock:
-                os.kill(launcher.memory.pid, signal.SIGKILL)
+            memory, pid = manager_of(app)
+            with lock_of(memory) as lock:
+                os.kill(pid, signal.SIGKILL)
                 fcntl.flock(lock, fcntl.LOCK_EX)  # as another manager would
                 assert "already serves" in await events.until("could not be started anew, it is tried again")
             await events.until("the memory manager is up again")
@@ -201,17 +205,14 @@ def test_several_memory_managers_leave_nothing_of_their_run_directory(run_direct
 def test_while_a_memory_manager_stands_still_arrays_travel_in_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body() -> None:
         async with deployed(one(Where, "look", Tensor())) as app:
-            launcher = app.launcher
-            assert isinstance(launcher, LocalLauncher)
-            assert launcher.memory is not None
-            assert launcher.memory.pid is not None
+            _, pid = manager_of(app)
             assert (await (await app.submit(x=np.zeros(MIB, np.uint8))).result())["y"]["shared"]
-            os.kill(launcher.memory.pid, signal.SIGSTOP)
+            os.kill(pid, signal.SIGSTOP)
             try:
                 other_size = np.zeros(3 * MIB, np.uint8)
                 assert not (await (await app.submit(x=other_size)).result())["y"]["shared"]
             finally:
-                os.kill(launcher.memory.pid, signal.SIGCONT)
+                os.kill(pid, signal.SIGCONT)
 
     monkeypatch.setattr("omni_flow.deploy.tensors.ANSWER_S", 0.3)
     asyncio.run(body())
@@ -220,11 +221,7 @@ def test_while_a_memory_manager_stands_still_arrays_travel_in_messages(monkeypat
 def test_a_memory_manager_that_does_not_end_by_itself_is_killed() -> None:
     async def body() -> None:
         async with deployed(one(Where, "look", Tensor())) as app:
-            launcher = app.launcher
-            assert isinstance(launcher, LocalLauncher)
-            assert launcher.memory is not None
-            pid = launcher.memory.pid
-            assert pid is not None
+            _, pid = manager_of(app)
             os.kill(pid, signal.SIGSTOP)
         assert not alive(pid)
 

@@ -187,15 +187,13 @@ def scheduler_class() -> type:
             return plan
 
         def run_batch(self, batch: Any, *arguments: Any, **named: Any) -> Any:
-            extends = batch.reqs if batch.forward_mode.is_extend() else ()
-            self.outlet.timelines.mark_all(extends, "prepared")
+            self.outlet.timelines.mark_extends(batch, "prepared")
             result = super().run_batch(batch, *arguments, **named)
-            self.outlet.timelines.mark_all(extends, "launched")
+            self.outlet.timelines.mark_extends(batch, "launched")
             return result
 
         def process_batch_result(self, batch: Any, result: Any) -> None:
-            if batch.forward_mode.is_extend():
-                self.outlet.timelines.mark_all(batch.reqs, "collected")
+            self.outlet.timelines.mark_extends(batch, "collected")
             super().process_batch_result(batch, result)
             self.tree_cache.settle()
 

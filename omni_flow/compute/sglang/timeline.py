@@ -61,6 +61,11 @@ class Timelines:
             for request in requests:
                 self.mark(request.rid, step)
 
+    def mark_extends(self, batch: Any, step: str) -> None:
+        """The same where that batch computes prompts; a step of decode is none of these."""
+        if self._of and batch.forward_mode.is_extend():
+            self.mark_all(batch.reqs, step)
+
     def end(self, rid: str) -> list[Mark]:
         """What was noted; nothing is from now on."""
         return self._of.pop(rid, [])

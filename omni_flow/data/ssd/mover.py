@@ -25,7 +25,7 @@ from urllib.parse import quote
 import numpy as np
 from prometheus_client import CollectorRegistry, start_http_server
 
-from omni_flow.data.errors import DataError
+from omni_flow.data.errors import run_process
 from omni_flow.data.identity import ObjectRange, handshake_vector
 from omni_flow.data.logs import log_to_stderr
 from omni_flow.data.messages import L2, L3, Job, PoolInfo
@@ -209,7 +209,4 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except DataError as error:
-        sys.exit(str(error))
+    run_process(lambda: main(sys.argv[1:]))

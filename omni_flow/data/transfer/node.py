@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import sys
 from collections.abc import Sequence
 
 import msgspec
@@ -18,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omni_flow.data.aio_client import AsyncMemoryManagerClient
-from omni_flow.data.errors import DataError, StaleEpoch
+from omni_flow.data.errors import DataError, StaleEpoch, run_process
 from omni_flow.data.logs import log_to_stderr
 from omni_flow.data.messages import L1, L2, TIER_NAMES, Job, JobAdd, JobCancel, JobDone
 from omni_flow.data.protocol import Column, Message, Op
@@ -220,7 +219,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except DataError as error:
-        sys.exit(str(error))
+    run_process(main)

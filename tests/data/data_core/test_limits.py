@@ -17,6 +17,7 @@ import pytest
 from omni_flow.data import arena
 from omni_flow.data.aio_client import AsyncMemoryManagerClient
 from omni_flow.data.arena import Arena, available_bytes
+from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.errors import BadToken, CallTimeout, DataError, OutOfMemory, PoolFull, StaleEpoch, SystemRefusal
 from omni_flow.data.handshake import naming_vector
 from omni_flow.data.hostid import host_id
@@ -53,6 +54,17 @@ def no_more_descriptors(pid: int) -> Iterator[None]:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
 
 
+@contextlib.contextmanager
+def left_over(server: Manager) -> Iterator[tuple[MemoryManagerClient, TempClient]]:
+    """A client with slots of a server that has been killed and started anew since, of which it does not know yet."""
+    with server.client() as client:
+        temp = TempClient(client)
+        temp.alloc(100)
+        server.kill()
+        server.again()
+        yield client, temp
+
+
 def without_end(act: Callable[[], None]) -> None:
     while True:
         act()
@@ -81,11 +93,7 @@ def test_a_server_that_stands_still_keeps_nobody_longer_than_the_timeout(manager
 
 def test_buffers_that_could_not_be_mapped_at_a_new_server_are_mapped_when_they_are_needed(manager: Make) -> None:
     server = manager(temp_bytes=1 << 20)
-    with server.client() as client:
-        temp = TempClient(client)
-        temp.alloc(100)
-        server.kill()
-        server.again()
+    with left_over(server) as (client, temp):
         with no_more_descriptors(os.getpid()), pytest.raises((SystemRefusal, OutOfMemory)):
             client.ping()
         ref = temp.put(np.arange(4))
@@ -96,27 +104,22 @@ def test_buffers_that_could_not_be_mapped_at_a_new_server_are_mapped_when_they_a
 def test_slots_of_a_server_that_is_gone_are_not_given_back_to_the_next(manager: Make) -> None:
     """The new one is short of room, and says so while this client begins to use it."""
     server = manager(temp_bytes=1 << 20)
-    with server.client() as client:
-        temp = TempClient(client)
-        temp.alloc(100)
-        server.kill()
-        server.again()
-        with server.client() as greedy:
-            others = TempClient(greedy)
-            others.alloc(1 << 20)
-            real = client.arena
+    with left_over(server) as (client, _), server.client() as greedy:
+        others = TempClient(greedy)
+        others.alloc(1 << 20)
+        real = client.arena
 
-            def arena(name: str, *, write: bool = False) -> Arena:
-                made = real(name, write=write)
-                if name == "temp/ledger":
-                    with pytest.raises(PoolFull):
-                        others.alloc(1, timeout=0)
-                return made
+        def arena(name: str, *, write: bool = False) -> Arena:
+            made = real(name, write=write)
+            if name == "temp/ledger":
+                with pytest.raises(PoolFull):
+                    others.alloc(1, timeout=0)
+            return made
 
-            client.arena = arena  # type: ignore[method-assign]
-            with pytest.raises(StaleEpoch):
-                client.ping()
+        client.arena = arena  # type: ignore[method-assign]
+        with pytest.raises(StaleEpoch):
             client.ping()
+        client.ping()
 
 
 def test_an_async_client_whose_owner_could_not_start_anew_still_hears_answers(manager: Make) -> None:
