@@ -5,6 +5,7 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -15,7 +16,8 @@ from omni_flow.data.errors import BadArgument, DataError, UnknownName
 from omni_flow.data.identity import handshake_vector
 from omni_flow.data.transfer import node_wire as w
 from omni_flow.data.transfer.directory import U64, Directory, Holdings, Mask, merge
-from omni_flow.data.transfer.link import Handle, Link, Listener
+from omni_flow.data.transfer.errors import PeerRestarted, PeerUnreachable
+from omni_flow.data.transfer.link import Handle, Link, Listener, Why
 from omni_flow.data.transfer.node_config import NodeConfig
 
 log = logging.getLogger("omni_flow.data.transfer")
@@ -39,6 +41,7 @@ class Cluster:
         self._context = zmq.asyncio.Context()
         self._links: dict[str, Link] = {}
         self._busy: set[str] = set()
+        self._news = asyncio.Event()
         self._listener = Listener(self._context, config.listen, config.key, self._heard)
         for address in config.peers:
             self._know(address)
@@ -51,13 +54,25 @@ class Cluster:
             return address
         return f"tcp://{self.config.advertise}:{address.rsplit(':', 1)[1]}"
 
-    def link(self, name: str) -> Link:
-        """The line to a living node. Raises: UnknownName."""
-        nodes = self.directory.nodes()
-        for link in self._links.values():
-            if link.name == name and name in nodes:
+    async def link(self, name: str, timeout: float) -> Link:
+        """The line to a living node in its present life, of which its beats may tell before the two have met.
+
+        Raises: UnknownName; PeerUnreachable when they don't meet within `timeout` and `silent_s` seconds.
+        """
+        limit = min(max(timeout, 0.0), self.config.silent_s)
+        try:
+            async with asyncio.timeout(limit):
+                while (link := self._line(name)) is None:
+                    await self._news.wait()
                 return link
-        raise UnknownName(f"no living node {name!r}", f"there are {', '.join(nodes) or 'none'}")
+        except TimeoutError as error:
+            raise PeerUnreachable(f"node {name} lives, but was not met within {limit:.1f} s") from error
+
+    def _line(self, name: str) -> Link | None:
+        epoch = self.directory.epoch(name)
+        if epoch is None:
+            raise UnknownName(f"no living node {name!r}", f"there are {', '.join(self.directory.nodes()) or 'none'}")
+        return next((link for link in self._links.values() if link.name == name and link.met == (name, epoch)), None)
 
     def changed(self, pool: str, numbers: U64, there: NDArray[np.bool_] | Mask) -> None:
         """What has come (`there`) and gone at this node, in order; told with the next beat."""
@@ -91,9 +106,8 @@ class Cluster:
                 group.create_task(self._meet(link))
         for name in self.directory.expire(time.monotonic()):
             log.warning("node is silent, its rows are dropped", extra={"node": name})
-            for link in self._links.values():
-                if link.name == name:
-                    link.name = ""
+            silence = f"node {name} has said nothing for {self.config.silent_s} s"
+            self._leave(name, None, partial(PeerUnreachable, silence))
             await self._ended(name, None)
 
     def _next_beat(self) -> w.Beat:
@@ -132,7 +146,7 @@ class Cluster:
         for other in self._links.values():
             if other.name == met.node:
                 other.name = ""
-        link.name = met.node
+        link.meet(met.node, met.epoch)
         for address in met.peers:
             if address != self.address:
                 try:
@@ -142,17 +156,33 @@ class Cluster:
         await self._sign_of_life(met.node, met.epoch)
 
     async def _sign_of_life(self, name: str, epoch: int) -> None:
-        if self.directory.heard(name, epoch, time.monotonic()):
+        new = self.directory.heard(name, epoch, time.monotonic())
+        if new:
             log.info("node met", extra={"node": name, "epoch": epoch})
+            self._leave(name, epoch, partial(PeerRestarted, f"node {name} has begun a new life"))
+        self._tell_waiting()
+        if new:
             await self._ended(name, epoch)
             await self._ask_rows(name)
+
+    def _leave(self, name: str, epoch: int | None, why: Why) -> None:
+        """The lines to a node are worth nothing any more, but for those to its life `epoch`."""
+        for link in self._links.values():
+            if link.met is not None and link.met[0] == name and link.met[1] != epoch:
+                link.leave(why)
+        self._tell_waiting()
+
+    def _tell_waiting(self) -> None:
+        """Whoever waits for a line looks again."""
+        self._news.set()
+        self._news = asyncio.Event()
 
     async def _ask_rows(self, name: str) -> None:
         if name in self._busy:
             return
         self._busy.add(name)
         try:
-            rows = await self.link(name).ask(w.AskRows(), w.Rows, _MEET_S)
+            rows = await (await self.link(name, _MEET_S)).ask(w.AskRows(), w.Rows, _MEET_S)
             pools = {pool: w.column(data, "<u8") for pool, data in rows.pools.items()}
             self.directory.replace(name, rows.epoch, rows.sequence, pools)
         except DataError as error:

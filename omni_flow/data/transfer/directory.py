@@ -84,6 +84,11 @@ class Directory:
         """Names of the living nodes, sorted."""
         return tuple(sorted(self._nodes))
 
+    def epoch(self, name: str) -> int | None:
+        """The life that a node is in, None: it does not live."""
+        node = self._nodes.get(name)
+        return None if node is None else node.epoch
+
     def heard(self, name: str, epoch: int, now: float) -> bool:
         """A sign of life; True when it is that of a new life (the old one's rows are gone)."""
         node = self._nodes.get(name)

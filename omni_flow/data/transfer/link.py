@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import logging
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final, TypeVar
 
 import msgspec
@@ -22,15 +22,23 @@ _ID: Final = struct.Struct("<Q")
 MAX_MESSAGE: Final = 256 << 20
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 Handle = Callable[[w.Said], Awaitable[w.Said | None]]
+Why = Callable[[], DataError]
 
 
 class Link:
-    """To the node that listens at `address`. `name` is empty until the two have met. Raises: BadArgument, Refused."""
+    """To whoever listens at `address`: another life of the node, or another node, when the one before has gone.
+
+    `met` is whom one has met there (node, epoch), None: nobody, or it has gone. `name` is that node's while this is the
+    line to be used for it, else empty. Raises: BadArgument, Refused.
+    """
 
     def __init__(self, context: zmq.asyncio.Context, address: str, key: str) -> None:
         require_safe(address, key)
         self.address = address
         self.name = ""
+        self.met: tuple[str, int] | None = None
+        self._gone: Why | None = None
+        self._within: dict[asyncio.Timeout, Why | None] = {}
         self._socket = context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
@@ -47,18 +55,56 @@ class Link:
         self._waiting: dict[int, asyncio.Future[w.Said]] = {}
         self._reader = asyncio.create_task(self._read())
 
+    def meet(self, node: str, epoch: int) -> None:
+        """A node has answered here; from now on this is the line to it."""
+        self.name, self.met, self._gone = node, (node, epoch), None
+
+    def leave(self, why: Why) -> None:
+        """The node that was met here has gone: what was asked of it, and is done with it, ends by this error."""
+        self.name, self.met, self._gone = "", None, why
+        now = asyncio.get_running_loop().time()
+        for limit in self._within:
+            if not limit.expired():
+                self._within[limit] = why
+                limit.reschedule(now)
+
+    @contextlib.asynccontextmanager
+    async def while_there(self) -> AsyncIterator[None]:
+        """For what needs the node that was met. Raises: the error of `leave` when that node has gone, as soon as it
+        has."""
+        if self._gone is not None:
+            raise self._gone()
+        async with self._limit(None):
+            yield
+
+    @contextlib.asynccontextmanager
+    async def _limit(self, timeout: float | None) -> AsyncIterator[None]:
+        """Raises: the error of `leave`, PeerUnreachable after `timeout` seconds."""
+        limit = asyncio.timeout(timeout)
+        self._within[limit] = None
+        try:
+            async with limit:
+                yield
+        except TimeoutError as error:
+            if (why := self._within[limit]) is not None:
+                raise why() from error
+            raise PeerUnreachable(
+                f"node {self.name or '?'} at {self.address} did not answer within {timeout or 0:.1f} s"
+            ) from error
+        finally:
+            del self._within[limit]
+
     async def ask(self, request: w.Said, kind: type[Answer], timeout: float) -> Answer:
-        """Raises: PeerUnreachable after `timeout` seconds, what the peer says, BadMessage for another answer."""
+        """Raises: PeerUnreachable after `timeout` seconds, the error of `leave` when the node that was met goes before
+        it answers, what the peer says, BadMessage for another answer."""
+        if self._gone is not None and not isinstance(request, w.Meet):
+            raise self._gone()
         id = next(self._ids)
         self._waiting[id] = asyncio.get_running_loop().create_future()
         try:
-            async with asyncio.timeout(max(timeout, 0.0)):
+            async with self._limit(max(timeout, 0.0)):
                 await self._socket.send_multipart([_ID.pack(id), w.encode(request)])
                 answer = await self._waiting[id]
-        except TimeoutError as error:
-            raise PeerUnreachable(
-                f"node {self.name or '?'} at {self.address} did not answer within {timeout:.1f} s"
-            ) from error
         finally:
             del self._waiting[id]
         if isinstance(answer, w.Sorry):
@@ -81,6 +127,9 @@ class Link:
             waiting = self._waiting.get(answer[0])
             if waiting is not None and not waiting.done():
                 waiting.set_result(answer[1])
+            elif isinstance(answer[1], w.Pinned) and answer[1].lease:
+                # Whoever asked waits no more.
+                await self.tell(w.Unpin(answer[1].lease))
 
     def close(self) -> None:
         self._reader.cancel()

@@ -188,7 +188,7 @@ class Node:
 
     async def _take(self, node: str, pool: str, keys: NDArray[np.uint8], timeout_ms: int) -> w.Taken:
         """A push: what is missing here is pulled, as this node's manager plans it."""
-        self.cluster.link(node)
+        await self.cluster.link(node, timeout_ms / 1000)
         here = await self._manager.probe(pool, keys) != 0
         missing = np.flatnonzero(~here)
         if len(missing):

@@ -2,9 +2,11 @@
 arrived with the right checksum while it was pinned counts."""
 
 import asyncio
+import contextlib
 import itertools
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import numpy as np
 import xxhash
@@ -16,8 +18,10 @@ from omni_flow.data.protocol import Column
 from omni_flow.data.transfer import base
 from omni_flow.data.transfer import node_wire as w
 from omni_flow.data.transfer.arena_ids import arena_id
-from omni_flow.data.transfer.link import Link
+from omni_flow.data.transfer.errors import PeerRestarted
+from omni_flow.data.transfer.link import Answer, Link
 
+log = logging.getLogger("omni_flow.data.transfer")
 U8 = NDArray[np.uint8]
 _UNPIN_S = 5.0
 
@@ -54,21 +58,23 @@ class Transfers:
             outcome = await asyncio.shield(waiting)
         except asyncio.CancelledError:
             self.driver.cancel(id)
-            await waiting
+            while not waiting.done():
+                with contextlib.suppress(asyncio.CancelledError):  # who cancels again waits, too
+                    await asyncio.shield(waiting)
             raise
         outcome.check()
 
 
 class Pulling:
-    """Args: `link`, node name → link (raises when it is unknown); `pages`, (pool, tier) → array; `pools`, pool names in
-    the order of the configuration."""
+    """Args: `link`, node name and seconds → link (raises when the node is unknown); `pages`, (pool, tier) → array;
+    `pools`, pool names in the order of the configuration."""
 
     def __init__(
         self,
         node: str,
         epoch: int,
         transfers: Transfers,
-        link: Callable[[str], Link],
+        link: Callable[[str, float], Awaitable[Link]],
         pages: Callable[[str, int], U8],
         pools: list[str],
     ) -> None:
@@ -93,26 +99,45 @@ class Pulling:
         return ok, ""
 
     async def _push(self, job: Job, columns: list[Column], ok: U8) -> None:
-        ask = w.Take(self._node, job.pool, columns[4].tobytes(), job.deadline_ms)
-        taken = await self._link(job.peer).ask(ask, w.Taken, job.deadline_ms / 1000)
+        def ask(left_ms: int) -> w.Said:
+            return w.Take(self._node, job.pool, columns[4].tobytes(), left_ms)
+
+        _, taken = await self._ask(job.peer, ask, w.Taken, time.monotonic() + job.deadline_ms / 1000)
         if len(taken.ok) != len(ok):
             raise BadMessage(f"node {job.peer} answered for {len(taken.ok)} of {len(ok)} keys")
         ok[:] = w.column(taken.ok, "u1")
 
     async def _pull(self, job: Job, columns: list[Column], ok: U8) -> None:
-        link = self._link(job.peer)
+        def ask(left_ms: int) -> w.Said:
+            return w.Pin(self._node, self._epoch, job.pool, job.page_bytes, columns[4].tobytes(), left_ms + 1000)
+
         end = time.monotonic() + job.deadline_ms / 1000
-        ask = w.Pin(self._node, self._epoch, job.pool, job.page_bytes, columns[4].tobytes(), job.deadline_ms + 1000)
-        pinned = await link.ask(ask, w.Pinned, job.deadline_ms / 1000)
+        link, pinned = await self._ask(job.peer, ask, w.Pinned, end)
         if not pinned.lease:
             return
         held = False
         try:
-            right = await self._fetch(job, columns, pinned, end)
+            async with link.while_there():
+                right = await self._fetch(job, columns, pinned, end)
         finally:
             held = (await link.ask(w.Unpin(pinned.lease), w.Unpinned, _UNPIN_S)).held
         if held:
             ok[right] = 1
+
+    async def _ask(
+        self, node: str, request: Callable[[int], w.Said], kind: type[Answer], end: float
+    ) -> tuple[Link, Answer]:
+        """Ask a node, given the milliseconds that are left; once more if it begins a new life before it answers."""
+        while True:
+            link = await self._link(node, end - time.monotonic())
+            met = link.met
+            left = max(end - time.monotonic(), 0.001)
+            try:
+                return link, await link.ask(request(max(int(left * 1000), 1)), kind, left)
+            except PeerRestarted as error:
+                if link.met == met:  # it says so itself, of another
+                    raise
+                log.info("asked again in its new life", extra={"node": node, "error": str(error)})
 
     async def _fetch(self, job: Job, columns: list[Column], pinned: w.Pinned, end: float) -> NDArray[np.uint32]:
         """Positions whose pages are here with the checksum they had there."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -44,7 +45,8 @@ class Serving:
         self._pages = pages
         self._endpoint = endpoint
         self._leases: dict[int, _Lease] = {}
-        self._numbers = itertools.count(1)
+        # Not from 1: what is meant for a lease of an earlier life shall not end one of this.
+        self._numbers = itertools.count(int.from_bytes(os.urandom(6), "little") + 1)
         self._pools = {info.name: info for info in manager.session.welcome.pools}
         self._tasks: set[asyncio.Task[None]] = set()
 

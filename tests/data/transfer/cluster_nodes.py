@@ -9,12 +9,14 @@ import time
 
 import msgspec
 import numpy as np
+import zmq
 
 from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.launch import start
 from omni_flow.data.messages import L1, L2
 from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.server_config import ServerConfig
+from omni_flow.data.transfer import node_wire as w
 from omni_flow.data.transfer.client import TransferClient
 from omni_flow.data.transfer.node_config import NodeConfig
 
@@ -38,7 +40,8 @@ class ClusterNode:
         self.name = name
         pool = PoolSpec(name=POOL, page_bytes=page_bytes, l1_pages=64, l2_pages=64)
         self.server = ServerConfig(path=str(directory / "manager.sock"), pools=(pool,), huge=False)
-        self.options = dict(manager=self.server.path, name=name, peers=peers, beat_s=0.05, silent_s=3.0, **options)
+        known = {"manager": self.server.path, "name": name, "peers": peers}
+        self.options = known | {"beat_s": 0.05, "silent_s": 3.0} | options
         self.manager = start(self.server)
         self.client = MemoryManagerClient(self.server.path, name=f"test {name}")
         self.transfer = TransferClient(self.client)
@@ -99,3 +102,49 @@ def eventually(what, wanted=True):
     end = time.monotonic() + 20
     while (found := what()) != wanted:
         assert time.monotonic() < end, f"stays {found!r}, not {wanted!r}"
+
+
+class PlayedNode:
+    """A node that the test plays: it has only its lines, and does what the test says, right or wrong."""
+
+    def __init__(self, name="x"):
+        self.name, self.epoch = name, 1
+        self._context = zmq.Context()
+        self._heard = self._context.socket(zmq.ROUTER)
+        self._heard.linger = 0
+        self.address = f"tcp://127.0.0.1:{self._heard.bind_to_random_port('tcp://127.0.0.1')}"
+        self._line = self._context.socket(zmq.DEALER)
+        self._line.linger = 0
+
+    def connect(self, address):
+        self._line.connect(address)
+
+    def say(self, message, id=0):
+        self._line.send_multipart([id.to_bytes(8, "little"), w.encode(message)])
+
+    def ask(self, message):
+        self.say(message, 1)
+        assert self._line.poll(20_000), f"{message} was not answered"
+        return w.decoder.decode(self._line.recv_multipart()[1])
+
+    def beat(self):
+        self.say(w.Beat(self.name, self.epoch, 0, {}))
+
+    def until(self, kind):
+        """Live as a node does until a message of this kind comes. Returns: it, and how to answer it."""
+        end = time.monotonic() + 20
+        while True:
+            assert self._heard.poll(1000 * max(end - time.monotonic(), 0)), f"no {kind.__name__} came"
+            who, id, body = self._heard.recv_multipart()
+            message = w.decoder.decode(body)
+            if isinstance(message, kind):
+                return message, lambda answer, to=(who, id): self._heard.send_multipart([*to, w.encode(answer)])
+            if isinstance(message, w.Meet):
+                self._heard.send_multipart([who, id, w.encode(w.Met(self.name, self.epoch, ()))])
+            elif isinstance(message, w.AskRows):
+                self._heard.send_multipart([who, id, w.encode(w.Rows(self.epoch, 0, {}))])
+            elif isinstance(message, w.Beat):
+                self.beat()
+
+    def close(self):
+        self._context.destroy(linger=0)

@@ -1,7 +1,8 @@
-"""Two nodes with arenas and a driver each."""
+"""Two nodes with arenas and a driver each; nodes of a cluster, each a memory manager and a transfer process."""
 
 import numpy as np
 import pytest
+from cluster_nodes import ClusterNode, eventually
 from transfer_nodes import SIZE, SOURCE, TARGET, Memory, Node
 
 from omni_flow.data.transfer.host import DriverHost
@@ -59,3 +60,28 @@ def tcp_nodes(memories):
         first.register_arena(SOURCE, memories[0].fd, SIZE, "both")
         second.register_arena(TARGET, memories[1].fd, SIZE, "none")
         yield Node(first, memories[0]), Node(second, memories[1])
+
+
+@pytest.fixture
+def node(tmp_path):
+    made = []
+
+    def make(name, *peers, **options):
+        made.append(ClusterNode(tmp_path / name, name, tuple(peer.address for peer in peers), **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        if each.manager.poll() is None:
+            assert each.client.check() == []
+        each.close()
+
+
+@pytest.fixture
+def mortal_pair(node):
+    """Two nodes that have met, for tests that kill."""
+    first = node("a")
+    second = node("b", first)
+    eventually(first.transfer.nodes, ("b",))
+    eventually(second.transfer.nodes, ("a",))
+    return first, second

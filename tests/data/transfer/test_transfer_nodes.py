@@ -19,31 +19,6 @@ from omni_flow.data.transfer.client import TransferClient
 from omni_flow.data.transfer.registry import available_drivers
 
 
-@pytest.fixture
-def node(tmp_path):
-    made = []
-
-    def make(name, *peers, **options):
-        made.append(ClusterNode(tmp_path / name, name, tuple(peer.address for peer in peers), **options))
-        return made[-1]
-
-    yield make
-    for each in made:
-        if each.manager.poll() is None:
-            assert each.client.check() == []
-        each.close()
-
-
-@pytest.fixture
-def mortal_pair(node):
-    """Two nodes that have met, for tests that kill."""
-    first = node("a")
-    second = node("b", first)
-    eventually(first.transfer.nodes, ("b",))
-    eventually(second.transfer.nodes, ("a",))
-    return first, second
-
-
 @pytest.fixture(scope="module")
 def kept_pair(tmp_path_factory):
     """Two nodes that have met, shared by the tests that kill nothing."""

@@ -1,0 +1,194 @@
+"""What is under way between two nodes when one of them begins a new life or falls silent comes to its end soon."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from cluster_nodes import PAGE, POOL, PlayedNode, eventually, keys
+
+from omni_flow.data.client import MemoryManagerClient
+from omni_flow.data.errors import JobFailed
+from omni_flow.data.transfer import base
+from omni_flow.data.transfer import node_wire as w
+from omni_flow.data.transfer.client import TransferClient
+from omni_flow.data.transfer.pulling import Transfers
+
+RUNNING = f"pool_jobs_running/{POOL}"
+
+
+@pytest.fixture
+def started():
+    """Starts a pull or push of page 1 in a thread, with a session of its own; its result is a future."""
+    with ThreadPoolExecutor(1) as threads:
+
+        def start(verb, node, other, timeout_s=60.0):
+            def run():
+                with MemoryManagerClient(node.server.path) as client:
+                    return getattr(TransferClient(client), verb)(POOL, keys(1), other, timeout_s=timeout_s).tolist()
+
+            result = threads.submit(run)
+            eventually(lambda: node.client.stats()[RUNNING], 1)
+            return result
+
+        yield start
+
+
+@pytest.fixture
+def patient_pair(node):
+    """Two nodes that have met and take no silence for death."""
+    first = node("a", silent_s=60.0)
+    second = node("b", first, silent_s=60.0)
+    eventually(first.transfer.nodes, ("b",))
+    eventually(second.transfer.nodes, ("a",))
+    return first, second
+
+
+def begin_anew(victim, other, where):
+    """A node that does not answer any more dies and begins a new life, at the same address or at another."""
+    victim.kill_process()
+    victim.options["peers"] = (other.address,)
+    if where == "same":
+        victim.options["listen"] = victim.address
+    victim.start_process()
+
+
+@pytest.mark.parametrize("where", ["same", "another"])
+def test_a_pull_that_its_source_has_not_answered_goes_on_with_the_sources_next_life(patient_pair, started, where):
+    first, second = patient_pair
+    first.put(1)
+    os.kill(first.process.pid, signal.SIGSTOP)
+    pull = started("pull", second, "a")
+    begin_anew(first, second, where)
+    assert pull.result() == [True]
+    eventually(first.pinned, 0)
+
+
+@pytest.mark.parametrize("where", ["same", "another"])
+def test_a_push_that_its_target_has_not_answered_goes_on_with_the_targets_next_life(patient_pair, started, where):
+    first, second = patient_pair
+    first.put(1)
+    os.kill(second.process.pid, signal.SIGSTOP)
+    push = started("push", first, "b")
+    begin_anew(second, first, where)
+    assert push.result() == [True]
+    assert second.has(1) == [True]
+
+
+@pytest.mark.parametrize("verb", ["pull", "push"])
+def test_what_was_asked_of_a_node_ends_when_that_node_is_silent(mortal_pair, started, verb):
+    first, second = mortal_pair
+    asked, asker = (first, second) if verb == "pull" else (second, first)
+    first.put(1)
+    os.kill(asked.process.pid, signal.SIGSTOP)
+    assert started(verb, asker, asked.name).result() == [False]
+    os.kill(asked.process.pid, signal.SIGCONT)
+    eventually(asker.transfer.nodes, (asked.name,))
+    eventually(first.pinned, 0)
+
+
+@pytest.fixture
+def played(node):
+    """A node and one that the test plays, which have met."""
+    other = PlayedNode()
+    real = node("a", other)
+    other.connect(real.address)
+    other.beat()
+    other.until(w.AskRows)[1](w.Rows(other.epoch, 0, {}))
+    eventually(real.transfer.nodes, ("x",))
+    yield real, other
+    other.close()
+
+
+def pinned(lease, port=1):
+    """The answer to a Pin of page 1; what listens at `port` is no driver."""
+    endpoint = base.Endpoint("tcp", "127.0.0.1", port, bytes(16), bytes(32))
+    return w.Pinned(lease, endpoint, bytes(4), b"\1", bytes(4), bytes(8))
+
+
+@pytest.mark.parametrize("how", ["silent", "anew"])
+def test_reading_from_a_node_ends_with_that_node(played, started, how):
+    real, other = played
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        pull = started("pull", real, "x", 20.0)
+        other.until(w.Pin)[1](pinned(7, listener.getsockname()[1]))
+        with listener.accept()[0]:
+            if how == "anew":
+                other.epoch += 1
+                other.beat()
+            assert pull.result() == [False]
+
+
+def test_a_pin_for_which_nobody_waits_any_more_is_given_back(played, started):
+    real, other = played
+    pull = started("pull", real, "x", 0.5)
+    answer = other.until(w.Pin)[1]
+    with pytest.raises(JobFailed):
+        pull.result()
+    answer(pinned(7))
+    assert other.until(w.Unpin)[0] == w.Unpin(7)
+
+
+def test_what_is_meant_for_a_lease_of_an_earlier_life_ends_none_of_this(node):
+    real, other = node("a"), PlayedNode()
+    real.put(1)
+    pin = w.Pin("x", 1, POOL, PAGE, keys(1)[0], 60_000)
+    with contextlib.closing(other):
+        other.connect(real.address)
+        before = other.ask(pin).lease
+        real.kill_process()
+        real.options["listen"] = real.address
+        real.start_process()
+        now = other.ask(pin).lease
+        assert other.ask(w.Unpin(before)) == w.Unpinned(False)
+        assert real.pinned() == 1
+        assert other.ask(w.Unpin(now)) == w.Unpinned(True)
+
+
+class LateDriver(base.Driver):
+    """A transport whose reads, once begun, end when they end: `cancel` only asks."""
+
+    def __init__(self, done):
+        self.done, self.jobs, self.cancelled = done, [], asyncio.Event()
+
+    def register_arena(self, arena, fd, size, access):
+        raise NotImplementedError
+
+    def endpoint(self):
+        raise NotImplementedError
+
+    def start(self, job):
+        self.jobs.append(job.id)
+
+    def cancel(self, job):
+        self.cancelled.set()
+
+    def progress(self, job):
+        return None
+
+    def close(self):
+        pass
+
+
+def test_a_read_that_is_cancelled_twice_returns_only_when_nothing_can_write_any_more():
+    async def run():
+        transfers = Transfers()
+        driver = transfers.driver = LateDriver(transfers.done)
+        where = base.Endpoint("late", "127.0.0.1", 1, bytes(16))
+        read = asyncio.create_task(transfers.read(where, 1, 1, np.array([[0, 0, 8]], np.uint64), 60.0))
+        await asyncio.sleep(0)
+        read.cancel()
+        await driver.cancelled.wait()
+        read.cancel()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not read.done()
+        driver.done(base.Outcome(driver.jobs[0], 0, "cancelled"))
+        with pytest.raises(asyncio.CancelledError):
+            await read
+
+    asyncio.run(run())
