@@ -5,7 +5,11 @@ their descriptors, which are edge-triggered: whoever is woken receives until `zm
 
 A message is one frame: the 8-byte name of its channel, drawn by the sender for each connection, then the batch. A
 channel begins with a hello of two frames (`HELLO` + name, then the hello of `packets.py`). `REFUSED` + name + a hello +
-zero + a reason says that its sender dropped the channel of that name, which a PULL cannot say by closing a connection.
+zero + a reason says that its sender dropped the channel of that name, which a PULL cannot say by closing a connection:
+whoever drops a channel that may still be open says so (`zmq_refusal.py`), else the peer would send to nobody for ever.
+
+Frames of different connections come in any order, the hellos of two channels of one peer too, so a name says which of
+them is the younger.
 
 Loss is seen by socket monitors. The monitor of a PUSH belongs to one peer. The monitor of the PULL names descriptors;
 the second frame of a hello, received with its metadata, says which descriptor its channel came by. Send queues are
@@ -33,16 +37,18 @@ from omni_flow.control.transport.errors import (
 from omni_flow.control.transport.packets import hello, read_hello
 from omni_flow.control.transport.security import Doorkeeper, SharedKey, tcp_address
 from omni_flow.control.transport.zmq_monitor import ENDS, Monitor
+from omni_flow.control.transport.zmq_names import NAME_BYTES, Names, precedes
+from omni_flow.control.transport.zmq_refusal import Refusal
 
 log = logging.getLogger(__name__)
 
-_NAME_BYTES = 8
 _HELLO, _REFUSED = b"\0hello\0\0", b"\0refused"  # in the place of a name, which never begins with \0
 _BUDGET_BYTES = 1024 * 1024  # one turn of reading
 _PACKET_COST = 1024  # what a packet costs of that budget beside its bytes
 _HEARTBEAT_MS, _SILENCE_MS, _CONNECT_MS = 5_000, 20_000, 5_000  # tcp: a machine that vanished says nothing
 _BUSY_TURNS = 64  # of reading without finding the PULL empty, after which a lost peer is said lost all the same
-_TELL_MS = 1_000  # how long a refusal may take to leave
+_LAST_WORDS_S = 20.0  # how long a peer that we no longer reach may go on speaking to us before it is said lost
+_CLOSED = "the peer closed the channel"
 
 
 class _Peer:
@@ -75,6 +81,8 @@ class ZmqTransport(Transport):
         self._channels: dict[bytes, _Peer] = {}  # by the name of the incoming channel
         self._descriptors: dict[int, _Peer] = {}  # the same by the descriptor it comes by
         self._orphans: set[int] = set()  # descriptors that closed before their hello was read
+        self._names = Names()
+        self._refusals: dict[bytes, Refusal] = {}  # by the name of the channel, while its sender is not told
         self._ending: list[_Peer] = []  # lost as soon as the PULL is seen empty
         self._busy_turns = 0
         self._read_again = False
@@ -97,7 +105,7 @@ class ZmqTransport(Transport):
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._doorkeeper = Doorkeeper(self._context, self._key) if self._key else None
         self._pull = self._socket(zmq.PULL)
-        self._pull.setsockopt(zmq.MAXMSGSIZE, MESSAGE_LIMIT + _NAME_BYTES)
+        self._pull.setsockopt(zmq.MAXMSGSIZE, MESSAGE_LIMIT + NAME_BYTES)
         if self._key:
             self._key.arm_listener(self._pull)
         if path:
@@ -158,7 +166,7 @@ class ZmqTransport(Transport):
         this = peer
         monitor.watch(lambda event, _: self._outgoing_ended(this, ENDS[event]))
         push.connect(endpoint)
-        peer.name = b"\1" + os.urandom(_NAME_BYTES - 1)
+        peer.name = self._names.next()
         peer.push, peer.monitor = push, monitor
         try:
             push.send_multipart([_HELLO + peer.name, hello(self.address)], zmq.NOBLOCK)
@@ -198,12 +206,12 @@ class ZmqTransport(Transport):
             while budget > 0 and not self._state:
                 packet = receive(zmq.NOBLOCK)
                 budget -= len(packet) + _PACKET_COST
-                peer = channels.get(packet[:_NAME_BYTES])
+                peer = channels.get(packet[:NAME_BYTES])
                 if peer is None:
                     self._read_control(packet)
                     continue
                 try:
-                    batch = self._decode(memoryview(packet)[_NAME_BYTES:])
+                    batch = self._decode(memoryview(packet)[NAME_BYTES:])
                 except Exception as error:  # whatever a codec raises for bytes that are no batch
                     self._refuse(peer, f"malformed packet: {type(error).__name__}: {error}")
                     continue
@@ -229,21 +237,23 @@ class ZmqTransport(Transport):
 
     def _read_control(self, packet: bytes) -> None:
         """A frame of no channel that is open."""
-        word, rest = packet[:_NAME_BYTES], packet[_NAME_BYTES:]
+        word, rest = packet[:NAME_BYTES], packet[NAME_BYTES:]
         try:
-            if word == _HELLO and len(rest) == _NAME_BYTES and self._pull.getsockopt(zmq.RCVMORE):
+            if word == _HELLO and len(rest) == NAME_BYTES and self._pull.getsockopt(zmq.RCVMORE):
                 frame = self._pull.recv(zmq.NOBLOCK, copy=False)
-                self._read_hello(rest, frame.bytes, int(frame.get(zmq.SRCFD)))
+                descriptor = int(frame.get(zmq.SRCFD))
+                self._read_hello(rest, frame.bytes, descriptor)
             elif word == _REFUSED:
-                said, _, reason = rest[_NAME_BYTES:].partition(b"\0")
+                said, _, reason = rest[NAME_BYTES:].partition(b"\0")
                 peer = self._peers.get(read_hello(said))
-                if peer is not None and peer.name == rest[:_NAME_BYTES]:
+                if peer is not None and peer.name == rest[:NAME_BYTES]:
+                    self._listening.drain()  # most often its channel to us has closed as well
                     self._finish(peer, f"refused by the peer: {reason.decode(errors='replace')}")
             elif word[:1] != b"\1":  # else the rest of a channel that was lost or forgotten
                 raise ProtocolError("a frame of no channel")
         except VersionMismatch as error:
             log.warning("%s refuses %s: %s", self.address, error.address, error)
-            self._tell(error.address, rest, str(error))
+            self._tell(error.address, rest, descriptor, str(error))
         except ProtocolError as error:
             log.warning("%s drops what an unknown peer sent: %s", self.address, error)
 
@@ -256,7 +266,11 @@ class ZmqTransport(Transport):
         self._listening.drain()  # what is said of this descriptor until now is of an older connection
         peer = self._peers.get(address)
         if peer is not None and (peer.incoming or peer.ended is not None):
+            late = precedes(name, peer.incoming)
             self._finish(peer, peer.ended or "the peer opened a new connection")
+            if late:  # what it brings is older than what was delivered
+                self._tell(address, name, descriptor, "a younger channel came first")
+                return
             peer = self._peers.get(address)
         if self._state:
             return
@@ -266,7 +280,8 @@ class ZmqTransport(Transport):
         self._channels[name] = peer
         older = self._descriptors.get(descriptor)
         self._descriptors[descriptor] = peer
-        if older is not None:
+        if older is not None:  # closed, or this hello is of a connection that closed before that one opened
+            self._tell(older.address, older.incoming, descriptor, _CLOSED)
             self._incoming_ended(older)
         if descriptor in self._orphans:
             self._orphans.discard(descriptor)
@@ -278,6 +293,8 @@ class ZmqTransport(Transport):
         if event == zmq.EVENT_ACCEPTED:
             self._orphans.discard(descriptor)
             return
+        for refusal in [refusal for refusal in self._refusals.values() if refusal.descriptor == descriptor]:
+            refusal.close()  # who sees its connection closed needs not be told
         peer = self._descriptors.pop(descriptor, None)
         if peer is None:
             self._orphans.add(descriptor)
@@ -290,9 +307,20 @@ class ZmqTransport(Transport):
         self._end(peer, "the peer closed the connection")
 
     def _outgoing_ended(self, peer: _Peer, cause: str) -> None:
-        """Our connection closed: so will the peer's, if it has one, since it loses us as a whole."""
+        """Our connection closed: so will the peer's, once it has said all, since it loses us as a whole.
+
+        A peer that lives and that we do not reach knows nothing of it: it is told, if it can be.
+        """
         if peer.push is not None:
             self._end(peer, cause)
+            self._listening.drain()  # one that died has closed its connection as well
+            if peer.incoming_fd >= 0:
+                self._tell(peer.address, peer.incoming, peer.incoming_fd, f"cannot answer: {cause}")
+                self._loop.call_later(_LAST_WORDS_S, self._give_up, peer)
+
+    def _give_up(self, peer: _Peer) -> None:
+        if self._peers.get(peer.address) is peer:
+            self._finish(peer, peer.ended or "")
 
     def _end(self, peer: _Peer, cause: str) -> None:
         if peer.ended is None:
@@ -309,43 +337,40 @@ class ZmqTransport(Transport):
             if peer.incoming_fd < 0 and self._peers.get(peer.address) is peer:
                 self._finish(peer, peer.ended or "")
 
-    def _finish(self, peer: _Peer, cause: str) -> None:
-        self._drop(peer)
+    def _finish(self, peer: _Peer, cause: str, told: str = _CLOSED) -> None:
+        self._drop(peer, told)
         self._on_lost(peer.address, cause)
 
     def _refuse(self, peer: _Peer, cause: str) -> None:
         log.warning("%s refuses %s: %s", self.address, peer.address, cause)
-        self._tell(peer.address, peer.incoming, cause)
-        self._finish(peer, cause)
+        self._finish(peer, cause, told=cause)
 
-    def _tell(self, address: str, name: bytes, cause: str) -> None:
-        """Say that its channel of that name is dropped, by a connection for this alone."""
+    def _tell(self, address: str, name: bytes, descriptor: int, cause: str) -> None:
+        """Say that its channel of that name, which comes by that descriptor, is dropped."""
+        if descriptor in self._orphans or name in self._refusals or self._state:
+            return
         try:
             endpoint = self._checked_peer(address)
         except AddressError as error:
             log.warning("%s cannot be told: %s", address, error)
             return
-        push = self._socket(zmq.PUSH)
-        push.connect(endpoint)
-        try:
-            push.send(_REFUSED + name + hello(self.address) + b"\0" + cause.encode()[:1024], zmq.NOBLOCK)
-        except zmq.Again:
-            log.debug("%s is gone before it could be told", address)
-        push.close(linger=_TELL_MS)
+        frame = _REFUSED + name + hello(self.address) + b"\0" + cause.encode()[:1024]
+        refusal = Refusal(self._loop, lambda: self._socket(zmq.PUSH), endpoint, frame, descriptor)
+        self._refusals[name] = refusal
+        refusal.start(on_end=lambda: self._refusals.pop(name))
 
     def forget(self, address: str) -> None:
         peer = self._peers.get(address)
-        if peer is None:
-            return
-        if peer.incoming_fd >= 0:
-            self._tell(address, peer.incoming, "the peer closed the channel")
-        self._drop(peer)
+        if peer is not None:
+            self._drop(peer, _CLOSED)
 
-    def _drop(self, peer: _Peer) -> None:
+    def _drop(self, peer: _Peer, told: str) -> None:
         del self._peers[peer.address]
         self._channels.pop(peer.incoming, None)
         if self._descriptors.get(peer.incoming_fd) is peer:
             del self._descriptors[peer.incoming_fd]
+        if peer.incoming_fd >= 0:
+            self._tell(peer.address, peer.incoming, peer.incoming_fd, told)
         self._close_push(peer)
 
     def _close_push(self, peer: _Peer, linger_ms: int = 0) -> None:
@@ -362,6 +387,8 @@ class ZmqTransport(Transport):
             own = peer.address == self.address  # who no longer reads
             self._close_push(peer, 0 if own else int(deadline_s * 1000))
         self._peers.clear()
+        for refusal in list(self._refusals.values()):  # all see that the PULL is gone
+            refusal.close()
         self._loop.remove_reader(self._pull.FD)
         self._listening.close()
         if self._file is not None:

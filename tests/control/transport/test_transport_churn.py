@@ -94,7 +94,9 @@ async def reach(member: Member, other: Member) -> None:
             ),
             asyncio.create_task(member.inbox.until(lambda n=losses: len(member.inbox.losses(other.address)) > n)),
         ]
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()  # nothing arrives and nothing is said: never
         for task in either:
             task.cancel()
         await asyncio.gather(*either, return_exceptions=True)

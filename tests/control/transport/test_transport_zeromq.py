@@ -5,7 +5,7 @@ import logging
 
 import pytest
 import zmq
-from transport_kit import KEY, Inbox, ListCodec, Net, raw_connection, settle
+from transport_kit import KEY, NAME, Inbox, ListCodec, Net, Stranger, met, raw_connection, settle
 
 from omni_flow.control.transport import (
     MESSAGE_LIMIT,
@@ -22,45 +22,6 @@ from omni_flow.control.transport.security import SharedKey
 pytestmark = pytest.mark.usefixtures("loop_name")
 plain = pytest.mark.parametrize("kind", ["ipc", "tcp"])
 tcp = pytest.mark.parametrize("kind", ["tcp"])
-
-NAME = b"\1ourname"
-
-
-class Stranger:
-    """A bare PUSH socket to an address, and a PULL where it says it listens."""
-
-    def __init__(self, net: Net, address: str) -> None:
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.push = self._context.socket(zmq.PUSH)
-        self.pull = self._context.socket(zmq.PULL)
-        self.pull.rcvtimeo = 20_000
-        self.push.connect(address)
-        if net.kind == "ipc":
-            self.address = net.url("stranger")
-            self.pull.bind(self.address)
-        else:
-            self.address = f"tcp://127.0.0.1:{self.pull.bind_to_random_port('tcp://127.0.0.1')}"
-        self._file = net.directory / "stranger"
-
-    def hello(self) -> None:
-        self.push.send_multipart([b"\0hello\0\0" + NAME, hello(self.address)])
-
-    async def heard(self) -> bytes:
-        return await asyncio.to_thread(self.pull.recv)
-
-    def close(self) -> None:
-        self._context.destroy(linger=0)
-        self._file.unlink(missing_ok=True)
-
-
-async def met(net: Net) -> tuple[Transport, Inbox, Stranger]:
-    """A transport and a stranger that it takes for a peer."""
-    a, inbox = await net.start("a")
-    stranger = Stranger(net, a.address)
-    stranger.hello()
-    stranger.push.send(NAME + ListCodec().encode(["fine"]))
-    await inbox.until_messages(1)
-    return a, inbox, stranger
 
 
 async def two(one_key: str | None, other_key: str | None) -> tuple[Transport, Inbox, Transport, Inbox]:

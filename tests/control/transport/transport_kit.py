@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import zmq
 
 from omni_flow.control.transport import InprocHub, Transport, make_transport
+from omni_flow.control.transport.packets import hello
 
 KEY = "a key that only these tests share"
 PEER = Path(__file__).with_name("transport_peer.py")
@@ -20,6 +22,7 @@ PATIENCE_S = 30.0
 FILES = ["unix", "ipc"]
 ENCODED = [*FILES, "tcp", "tcp+key"]
 ALL = ["inproc", *ENCODED]
+NAME = b"\1ourname"
 
 
 class ListCodec:
@@ -111,6 +114,7 @@ class Net:
         self.hub = InprocHub()
         self._open: list[Transport] = []
         self._processes: list[Process] = []
+        self.strangers: list[Stranger] = []
 
     def url(self, name: str) -> str:
         match self.kind:
@@ -147,6 +151,8 @@ class Net:
         for peer in self._processes:
             if peer._child.returncode is None:
                 peer.kill()
+        for stranger in self.strangers:
+            stranger.close()
         for transport in self._open:
             await transport.close(deadline_s=0.0)
 
@@ -176,3 +182,55 @@ async def ended(raw: socket.socket) -> None:
                 return
         except ConnectionResetError:
             return
+
+
+class Stranger:
+    """A bare PUSH socket to an address, and a PULL where it says it listens."""
+
+    def __init__(self, net: Net, address: str, name: str = "stranger", listens: bool = True) -> None:
+        net.strangers.append(self)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._target = address
+        self.push = self.another_push()
+        self.pull = self._context.socket(zmq.PULL)
+        self.pull.rcvtimeo = 20_000
+        if net.kind == "ipc":
+            self.address = net.url(name)
+            self.pull.bind(self.address)
+        else:
+            self.address = f"tcp://127.0.0.1:{self.pull.bind_to_random_port('tcp://127.0.0.1')}"
+        if not listens:
+            self.pull.unbind(self.address)
+        self._file = net.directory / name
+
+    def another_push(self) -> "zmq.Socket[bytes]":
+        push = self._context.socket(zmq.PUSH)
+        push.connect(self._target)
+        return push
+
+    def hello(self, name: bytes = NAME, push: "zmq.Socket[bytes] | None" = None) -> None:
+        (push or self.push).send_multipart([b"\0hello\0\0" + name, hello(self.address)])
+
+    async def heard(self) -> bytes:
+        return await asyncio.to_thread(self.pull.recv)
+
+    async def refused(self) -> bytes:
+        """The name of the next channel that it hears is dropped."""
+        while not (frame := await self.heard()).startswith(b"\0refused"):
+            pass
+        return frame[8:16]
+
+    def close(self) -> None:
+        """Idempotent; `Net.close` does it to those that are left."""
+        self._context.destroy(linger=0)
+        self._file.unlink(missing_ok=True)
+
+
+async def met(net: Net) -> tuple[Transport, Inbox, Stranger]:
+    """A transport and a stranger that it takes for a peer."""
+    a, inbox = await net.start("a")
+    stranger = Stranger(net, a.address)
+    stranger.hello()
+    stranger.push.send(NAME + ListCodec().encode(["fine"]))
+    await inbox.until_messages(1)
+    return a, inbox, stranger
