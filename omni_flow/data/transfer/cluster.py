@@ -143,6 +143,8 @@ class Cluster:
                 log.error("another node has this node's name", extra={"node": met.node, "address": link.address})
             self._links.pop(link.address).close()
             return
+        if self.directory.is_over(met.node, met.epoch):  # an answer that comes late
+            return
         for other in self._links.values():
             if other.name == met.node:
                 other.name = ""
@@ -153,17 +155,18 @@ class Cluster:
                     self._know(address)
                 except DataError as error:
                     log.warning("address not taken", extra={"node": met.node, "address": address, "error": str(error)})
-        await self._sign_of_life(met.node, met.epoch)
+        if await self._sign_of_life(met.node, met.epoch):
+            await self._ask_rows(met.node)
 
-    async def _sign_of_life(self, name: str, epoch: int) -> None:
+    async def _sign_of_life(self, name: str, epoch: int) -> bool:
+        """Whether it is that of a new life: then all that was of an earlier one has ended."""
         new = self.directory.heard(name, epoch, time.monotonic())
         if new:
             log.info("node met", extra={"node": name, "epoch": epoch})
             self._leave(name, epoch, partial(PeerRestarted, f"node {name} has begun a new life"))
-        self._tell_waiting()
-        if new:
             await self._ended(name, epoch)
-            await self._ask_rows(name)
+        self._tell_waiting()
+        return new
 
     def _leave(self, name: str, epoch: int | None, why: Why) -> None:
         """The lines to a node are worth nothing any more, but for those to its life `epoch`."""
@@ -194,15 +197,19 @@ class Cluster:
     async def _heard(self, said: w.Said) -> w.Said | None:
         match said:
             case w.Beat(node, epoch, sequence, changes):
+                if self.directory.is_over(node, epoch):
+                    return None
                 await self._sign_of_life(node, epoch)
                 told = {pool: (w.column(a, "<u8"), w.column(r, "<u8")) for pool, (a, r) in changes.items()}
                 if not self.directory.delta(node, epoch, sequence, told):
                     await self._ask_rows(node)
                 return None
-            case w.Meet(protocol, node, _, address, vector):
+            case w.Meet(protocol, node, epoch, address, vector):
                 if protocol != w.PROTOCOL or vector != handshake_vector():
                     raise BadArgument(f"node {node} computes identities differently", "run one version on all nodes")
                 self._know(address)
+                if node != self.config.name:
+                    await self._sign_of_life(node, epoch)  # or the silence of its life before would end what this asks
                 known = tuple(link.address for link in self._links.values() if link.name)
                 return w.Met(self.config.name, self.epoch, known)
             case w.AskRows():

@@ -17,6 +17,8 @@ Mask = NDArray[np.bool_]
 
 NONE: U64 = np.empty(0, np.uint64)
 _OVERLAY = 4096
+_OVER_S = 600.0
+"""How long what a node has said may be on its way."""
 
 
 def prefixes(keys: U8) -> U64:
@@ -79,6 +81,7 @@ class Directory:
     def __init__(self, silent_s: float) -> None:
         self.silent_s = silent_s
         self._nodes: dict[str, _Node] = {}
+        self._over: dict[tuple[str, int], float] = {}
 
     def nodes(self) -> tuple[str, ...]:
         """Names of the living nodes, sorted."""
@@ -89,10 +92,22 @@ class Directory:
         node = self._nodes.get(name)
         return None if node is None else node.epoch
 
+    def is_over(self, name: str, epoch: int) -> bool:
+        """Whether a node lives and this was an earlier life of it; of a node that was silent this may be the present
+        one."""
+        node = self._nodes.get(name)
+        return node is not None and node.epoch != epoch and (name, epoch) in self._over
+
     def heard(self, name: str, epoch: int, now: float) -> bool:
-        """A sign of life; True when it is that of a new life (the old one's rows are gone)."""
+        """A sign of life; True when it is that of a new life (the old one's rows are gone). One that comes late, of a
+        life that is over, counts for nothing."""
+        if self.is_over(name, epoch):
+            return False
         node = self._nodes.get(name)
         if node is None or node.epoch != epoch:
+            if node is not None:
+                self._over[name, node.epoch] = now
+            self._over.pop((name, epoch), None)
             self._nodes[name] = _Node(epoch, 0, now)
             return True
         node.heard = now
@@ -130,8 +145,9 @@ class Directory:
     def expire(self, now: float) -> list[str]:
         """Forget the nodes that have been silent too long; returns them."""
         silent = [name for name, node in self._nodes.items() if node.heard + self.silent_s < now]
+        self._over = {life: since for life, since in self._over.items() if since + _OVER_S >= now}
         for name in silent:
-            del self._nodes[name]
+            self._over[name, self._nodes.pop(name).epoch] = now
         return silent
 
     def locate(self, pool: str, keys: U8) -> dict[str, Mask]:

@@ -100,11 +100,15 @@ class Link:
         if self._gone is not None and not isinstance(request, w.Meet):
             raise self._gone()
         id = next(self._ids)
-        self._waiting[id] = asyncio.get_running_loop().create_future()
+        waiting = self._waiting[id] = asyncio.get_running_loop().create_future()
         try:
             async with self._limit(max(timeout, 0.0)):
                 await self._socket.send_multipart([_ID.pack(id), w.encode(request)])
-                answer = await self._waiting[id]
+                answer = await waiting
+        except BaseException:
+            if waiting.done() and not waiting.cancelled():
+                await self._give_back(waiting.result())
+            raise
         finally:
             del self._waiting[id]
         if isinstance(answer, w.Sorry):
@@ -118,6 +122,11 @@ class Link:
         with contextlib.suppress(zmq.Again):
             await self._socket.send_multipart([_ID.pack(0), w.encode(message)], zmq.NOBLOCK)
 
+    async def _give_back(self, answer: w.Said) -> None:
+        """What an answer holds for whoever asked, who waits no more."""
+        if isinstance(answer, w.Pinned) and answer.lease:
+            await self.tell(w.Unpin(answer.lease))
+
     async def _read(self) -> None:
         while True:
             frames = await self._socket.recv_multipart()
@@ -127,9 +136,8 @@ class Link:
             waiting = self._waiting.get(answer[0])
             if waiting is not None and not waiting.done():
                 waiting.set_result(answer[1])
-            elif isinstance(answer[1], w.Pinned) and answer[1].lease:
-                # Whoever asked waits no more.
-                await self.tell(w.Unpin(answer[1].lease))
+            else:
+                await self._give_back(answer[1])
 
     def close(self) -> None:
         self._reader.cancel()

@@ -52,7 +52,7 @@ class Node:
         self._transfers = Transfers()
         driver = make_driver(config.driver, config.driver_options(), self._transfers.done)
         self._transfers.driver = driver
-        self._serving = Serving(manager, self._pages, driver.endpoint)
+        self._serving = Serving(manager, self._pages, driver.endpoint, self._is_over)
         self.cluster = Cluster(config, tuple(self._pools), self._serving.ended, self._heard)
         self._pulling = Pulling(
             config.name, self.cluster.epoch, self._transfers, self.cluster.link, self._pages, list(self._pools)
@@ -173,6 +173,9 @@ class Node:
                 await self._manager.call(m.DIR_ANSWER, answer, (packed,))
 
     # -- other nodes ----------------------------------------------------------------------------------------------
+
+    def _is_over(self, node: str, epoch: int) -> bool:
+        return self.cluster.directory.is_over(node, epoch)
 
     async def _heard(self, said: w.Said) -> w.Said | None:
         """A request of another node that is not the cluster's business."""

@@ -115,12 +115,14 @@ class Pulling:
         link, pinned = await self._ask(job.peer, ask, w.Pinned, end)
         if not pinned.lease:
             return
-        held = False
+        unpin = w.Unpin(pinned.lease)
         try:
             async with link.while_there():
                 right = await self._fetch(job, columns, pinned, end)
-        finally:
-            held = (await link.ask(w.Unpin(pinned.lease), w.Unpinned, _UNPIN_S)).held
+            held = (await link.ask(unpin, w.Unpinned, _UNPIN_S)).held
+        except BaseException:
+            await link.tell(unpin)
+            raise
         if held:
             ok[right] = 1
 

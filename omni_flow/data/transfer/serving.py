@@ -12,7 +12,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from omni_flow.data.aio_client import AsyncMemoryManagerClient
-from omni_flow.data.errors import BadArgument, DataError, UnknownName
+from omni_flow.data.errors import BadArgument, DataError, Refused, UnknownName
 from omni_flow.data.messages import L2, JobAdd
 from omni_flow.data.protocol import Op
 from omni_flow.data.transfer import node_wire as w
@@ -33,17 +33,20 @@ class _Lease:
 
 
 class Serving:
-    """Pins for readers on other nodes. Args: `pages`, (pool, tier) → array (slots, page bytes)."""
+    """Pins for readers on other nodes. Args: `pages`, (pool, tier) → array (slots, page bytes); `is_over`, whether a
+    node has begun another life than the one of an epoch."""
 
     def __init__(
         self,
         manager: AsyncMemoryManagerClient,
         pages: Callable[[str, int], U8],
         endpoint: Callable[[], Endpoint],
+        is_over: Callable[[str, int], bool],
     ) -> None:
         self._manager = manager
         self._pages = pages
         self._endpoint = endpoint
+        self._is_over = is_over
         self._leases: dict[int, _Lease] = {}
         # Not from 1: what is meant for a lease of an earlier life shall not end one of this.
         self._numbers = itertools.count(int.from_bytes(os.urandom(6), "little") + 1)
@@ -54,7 +57,8 @@ class Serving:
         return len(self._leases)
 
     async def pin(self, ask: w.Pin) -> w.Pinned:
-        """Raises: UnknownName, BadArgument when the asker's pool is another than ours."""
+        """Raises: UnknownName, BadArgument when the asker's pool is another than ours, Refused when the asker's life is
+        over."""
         info = self._pools.get(ask.pool)
         if info is None:
             raise UnknownName(f"this node has no pool {ask.pool!r}", f"it has {', '.join(self._pools) or 'none'}")
@@ -80,6 +84,9 @@ class Serving:
         match = await self._manager.lookup(ask.pool, keys[there], pin=True, tiers=host)
         if not match.pages:
             return w.Pinned(0, self._endpoint(), b"", b"", b"", b"")
+        if self._is_over(ask.node, ask.epoch):  # `ended` has been told, or this came late
+            await self._manager.unpin(ask.pool, match.lease)
+            raise Refused(f"node {ask.node} has begun another life", "give each node a name of its own")
         number = self._keep(ask, match.lease, hold_s)
         try:
             checksums = await asyncio.get_running_loop().run_in_executor(

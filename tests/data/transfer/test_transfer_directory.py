@@ -78,6 +78,27 @@ def test_a_new_life_has_none_of_the_old_rows():
     assert not directory.delta("b", 7, 1, {})
 
 
+def test_a_life_that_is_over_does_not_come_back_while_a_later_one_lasts():
+    directory = Directory(silent_s=3)
+    for epoch in (7, 8, 9):
+        assert directory.heard("b", epoch, 0.0)
+    assert not directory.heard("b", 7, 1.0)
+    assert (directory.epoch("b"), directory.is_over("b", 8), directory.is_over("b", 9)) == (9, True, False)
+    assert directory.expire(3.5) == ["b"]
+    assert not directory.is_over("b", 9)
+    assert directory.heard("b", 10, 4.0)
+    assert directory.is_over("b", 9)
+
+
+def test_a_node_that_was_silent_may_go_on_in_the_same_life():
+    directory = Directory(silent_s=3)
+    directory.heard("b", 7, 0.0)
+    assert directory.expire(3.5) == ["b"]
+    assert directory.epoch("b") is None
+    assert directory.heard("b", 7, 4.0)
+    assert directory.epoch("b") == 7
+
+
 def test_the_rows_of_a_silent_node_are_dropped():
     directory = Directory(silent_s=3)
     for name in ("a", "b"):

@@ -13,6 +13,7 @@ from cluster_nodes import PAGE, POOL, PlayedNode, eventually, keys
 
 from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.errors import JobFailed
+from omni_flow.data.identity import handshake_vector
 from omni_flow.data.transfer import base
 from omni_flow.data.transfer import node_wire as w
 from omni_flow.data.transfer.client import TransferClient
@@ -121,6 +122,34 @@ def test_reading_from_a_node_ends_with_that_node(played, started, how):
                 other.epoch += 1
                 other.beat()
             assert pull.result() == [False]
+    assert other.until(w.Unpin)[0] == w.Unpin(7)
+
+
+def test_a_node_that_says_that_it_lives_anew_has_the_pins_of_its_new_life_only(node):
+    real, other = node("a", silent_s=60.0), PlayedNode()
+    real.put(1)
+    with contextlib.closing(other):
+        other.connect(real.address)
+        for other.epoch in (1, 2):
+            other.ask(w.Meet(w.PROTOCOL, "x", other.epoch, other.address, handshake_vector()))
+            other.ask(w.Pin("x", other.epoch, POOL, PAGE, keys(1)[0], 60_000))
+        eventually(lambda: real.client.stats()["transfer_leases"], 1)
+        assert real.pinned() == 1
+
+
+def test_what_an_earlier_life_has_said_and_comes_late_counts_for_nothing(node):
+    real, other = node("a", silent_s=60.0), PlayedNode()
+    real.put(1)
+    with contextlib.closing(other):
+        other.connect(real.address)
+        for other.epoch in (1, 2):
+            other.ask(w.Meet(w.PROTOCOL, "x", other.epoch, other.address, handshake_vector()))
+        lease = other.ask(w.Pin("x", 2, POOL, PAGE, keys(1)[0], 60_000)).lease
+        other.epoch = 1
+        other.beat()
+        assert other.ask(w.Pin("x", 1, POOL, PAGE, keys(1)[0], 60_000)).code == "refused"
+        assert other.ask(w.Unpin(lease)) == w.Unpinned(True)
+        assert real.pinned() == 0
 
 
 def test_a_pin_for_which_nobody_waits_any_more_is_given_back(played, started):
