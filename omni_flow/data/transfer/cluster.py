@@ -168,6 +168,13 @@ class Cluster:
         self._tell_waiting()
         return new
 
+    async def _says_its_name(self, name: str, epoch: int, address: str) -> None:
+        """A sign of life, too: else the silence of the life before would end what the new one asks."""
+        link = self._links[address]
+        if await self._sign_of_life(name, epoch) and link.met is None:
+            # Our own first words there may have been lost with a life before.
+            link.leave(partial(PeerRestarted, f"node {name} has begun a new life"))
+
     def _leave(self, name: str, epoch: int | None, why: Why) -> None:
         """The lines to a node are worth nothing any more, but for those to its life `epoch`."""
         for link in self._links.values():
@@ -209,7 +216,7 @@ class Cluster:
                     raise BadArgument(f"node {node} computes identities differently", "run one version on all nodes")
                 self._know(address)
                 if node != self.config.name:
-                    await self._sign_of_life(node, epoch)  # or the silence of its life before would end what this asks
+                    await self._says_its_name(node, epoch, address)
                 known = tuple(link.address for link in self._links.values() if link.name)
                 return w.Met(self.config.name, self.epoch, known)
             case w.AskRows():

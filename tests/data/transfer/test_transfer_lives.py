@@ -14,9 +14,10 @@ from cluster_nodes import PAGE, POOL, PlayedNode, eventually, keys
 from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.errors import JobFailed
 from omni_flow.data.identity import handshake_vector
-from omni_flow.data.transfer import base
+from omni_flow.data.transfer import base, cluster
 from omni_flow.data.transfer import node_wire as w
 from omni_flow.data.transfer.client import TransferClient
+from omni_flow.data.transfer.node_config import NodeConfig
 from omni_flow.data.transfer.pulling import Transfers
 
 RUNNING = f"pool_jobs_running/{POOL}"
@@ -135,6 +136,37 @@ def test_a_node_that_says_that_it_lives_anew_has_the_pins_of_its_new_life_only(n
             other.ask(w.Pin("x", other.epoch, POOL, PAGE, keys(1)[0], 60_000))
         eventually(lambda: real.client.stats()["transfer_leases"], 1)
         assert real.pinned() == 1
+
+
+def test_a_node_that_says_its_name_is_met_at_once_where_our_first_words_were_lost(monkeypatch):
+    monkeypatch.setattr(cluster, "_MEET_S", 3600.0)
+    other = PlayedNode()
+
+    async def ended(_node, _epoch):
+        pass
+
+    async def handle(_said):
+        pass
+
+    def play(address):
+        other.connect(address)
+        other.until(w.Meet)  # and is not answered
+        other.ask(w.Meet(w.PROTOCOL, "x", 1, other.address, handshake_vector()))
+        other.until(w.Meet)
+
+    async def run():
+        config = NodeConfig(manager="", name="a", peers=(other.address,), beat_s=0.05)
+        real = cluster.Cluster(config, (POOL,), ended, handle)
+        living = asyncio.create_task(real.run())
+        try:
+            await asyncio.to_thread(play, real.address)
+        finally:
+            living.cancel()
+            await asyncio.wait([living])
+            real.close()
+
+    with contextlib.closing(other):
+        asyncio.run(run())
 
 
 def test_what_an_earlier_life_has_said_and_comes_late_counts_for_nothing(node):
