@@ -2,10 +2,13 @@
 
 import asyncio
 from collections import deque
-from typing import Any
+from typing import Any, TypeAlias
 
 from omni_flow.control.transport.base import OnBatch, OnLost, Transport
 from omni_flow.control.transport.errors import AddressError, AddressInUse, TransportClosed
+
+_Item: TypeAlias = tuple[str, list[Any] | None, str]
+"""(sender, its batch or None where it is lost, the cause)."""
 
 
 class InprocHub:
@@ -27,10 +30,10 @@ class InprocTransport(Transport):
             raise AddressError(url, "write inproc://name")
         self.address = url
         self._hub = hub
-        self._inbox: deque[tuple[str, list[Any] | None, str]] = deque()  # (sender, batch or None for lost, cause)
+        self._inbox: deque[_Item] = deque()
         self._waking = False
         self._peers: set[str] = set()  # those with whom a channel is open, either way
-        self._losing: set[str] = set()  # those whose on_lost is in the inbox
+        self._losing: dict[str, _Item] = {}  # the on_lost in the inbox behind which nothing more of that peer lies
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def start(self, on_batch: OnBatch, on_lost: OnLost) -> None:
@@ -52,10 +55,10 @@ class InprocTransport(Transport):
         if address not in self._peers:
             self._peers.add(address)
             peer._peers.add(self.address)
-        peer._put(self.address, batch, "")
+        peer._put(self.address, batch)
 
     def forget(self, address: str) -> None:
-        self._losing.discard(address)
+        self._losing.pop(address, None)
         self._inbox = deque(item for item in self._inbox if item[0] != address)
         if address in self._peers:
             self._leave(address, "the peer closed the channel", drop=True)
@@ -81,11 +84,13 @@ class InprocTransport(Transport):
 
     def _put_lost(self, peer: str, cause: str) -> None:
         if peer not in self._losing:
-            self._losing.add(peer)
-            self._put(peer, None, cause)
+            self._losing[peer] = (peer, None, cause)
+            self._inbox.append(self._losing[peer])
+            self._wake()
 
-    def _put(self, sender: str, batch: list[Any] | None, cause: str) -> None:
-        self._inbox.append((sender, batch, cause))
+    def _put(self, sender: str, batch: list[Any]) -> None:
+        self._losing.pop(sender, None)
+        self._inbox.append((sender, batch, ""))
         self._wake()
 
     def _wake(self) -> None:
@@ -100,11 +105,13 @@ class InprocTransport(Transport):
         try:
             while count and self._inbox and self._loop is not None:
                 count -= 1
-                sender, batch, cause = self._inbox.popleft()
+                item = self._inbox.popleft()
+                sender, batch, cause = item
                 if batch is not None:
                     self._on_batch(sender, batch)
                 else:
-                    self._losing.discard(sender)
+                    if self._losing.get(sender) is item:
+                        del self._losing[sender]
                     self._on_lost(sender, cause)
         finally:  # a callback that raises costs the others nothing
             if self._inbox:

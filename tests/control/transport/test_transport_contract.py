@@ -204,6 +204,20 @@ async def test_a_forgotten_peer_is_not_said_lost_but_learns_it_itself(net: Net) 
 
 
 @every
+async def test_each_channel_that_a_peer_opens_and_leaves_in_one_turn_is_said_lost(net: Net) -> None:
+    a, _ = await net.start("a")
+    b, at_b = await net.start("b")
+    a.send(b.address, ["first"])
+    await at_b.until_messages(1)
+    a.forget(b.address)
+    a.send(b.address, ["second"])
+    await a.close()
+    await at_b.until_lost(a.address, times=2)
+    assert at_b.messages() == ["first", "second"]
+    assert [kind for kind, _, _ in at_b.events] == ["batch", "lost", "batch", "lost"]
+
+
+@every
 async def test_forgetting_a_peer_nobody_knows_does_nothing(net: Net) -> None:
     a, inbox = await net.start("a")
     a.forget(net.nowhere())
