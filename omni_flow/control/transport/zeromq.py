@@ -103,6 +103,7 @@ class ZmqTransport(Transport):
         if path:
             private_directory(os.path.dirname(path))
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, self._context.get(zmq.SOCKET_LIMIT))  # a peer takes three
         self._doorkeeper = Doorkeeper(self._context, self._key) if self._key else None
         self._pull = self._socket(zmq.PULL)
         self._pull.setsockopt(zmq.MAXMSGSIZE, MESSAGE_LIMIT + NAME_BYTES)

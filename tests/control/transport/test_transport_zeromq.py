@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import resource
+from collections.abc import Iterator
 
 import pytest
 import zmq
@@ -22,6 +24,15 @@ from omni_flow.control.transport.security import SharedKey
 pytestmark = pytest.mark.usefixtures("loop_name")
 plain = pytest.mark.parametrize("kind", ["ipc", "tcp"])
 tcp = pytest.mark.parametrize("kind", ["tcp"])
+
+
+@pytest.fixture
+def open_files() -> Iterator[None]:
+    """As many as this process may ask for."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def two(one_key: str | None, other_key: str | None) -> tuple[Transport, Inbox, Transport, Inbox]:
@@ -153,6 +164,16 @@ async def test_a_connection_that_never_shakes_hands_holds_up_nobody(net: Net) ->
     a, inbox = await net.start("a")
     with raw_connection(net, a.address):
         await settle(a, inbox)
+
+
+@pytest.mark.parametrize("kind", ["ipc"])
+async def test_hundreds_of_peers_at_once_are_no_error(net: Net, open_files: None) -> None:
+    a, inbox = await net.start("a")
+    gone = [net.url(f"gone{n}") for n in range(400)]
+    for address in gone:
+        a.send(address, ["x"])
+    await inbox.until(lambda: len(inbox.losses()) == len(gone))
+    await settle(a, inbox)
 
 
 @tcp
