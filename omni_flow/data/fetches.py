@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -25,6 +25,8 @@ MOVING: Final = 1
 ARRIVED: Final = 2
 FAILED: Final = 3
 PREFETCH_S: Final = 30.0
+CALM_S: Final = 0.05
+"""After pages have come, who asked for them has the manager and the disk to itself for so long."""
 NEVER: Final = float("inf")
 
 
@@ -34,6 +36,7 @@ class Fetch:
 
     Args:
         state: per key WAITING (nothing planned), MOVING (in a job), ARRIVED or FAILED.
+        staged: per key whether it was loaded from L3 into L2, on its way to L1.
     """
 
     session: Session
@@ -47,6 +50,15 @@ class Fetch:
     deadline: float
     running: int = 0
     over: bool = False
+    staged: NDArray[np.bool_] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.staged = np.zeros(len(self.keys), np.bool_)
+
+    @property
+    def under_way(self) -> int:
+        """Keys in jobs, or in L2 until the next."""
+        return int(np.count_nonzero((self.state == MOVING) | (self.staged & (self.state == WAITING))))
 
 
 class Fetches:
@@ -79,6 +91,7 @@ class Fetches:
         self.fetches: list[Fetch] = []
         self.dirty = False
         self._again = NEVER
+        self._calm: dict[str, float] = {}
         self.prefetches = 0
 
     def __len__(self) -> int:
@@ -90,6 +103,12 @@ class Fetches:
             self._pools[fetch.pool].touch(fetch.keys, fetch.tier if fetch.kind == "fetch" else L2)
         self.fetches.append(fetch)
         self._advance(fetch, now)
+
+    def busy_until(self, pool: str) -> float:
+        """Until when what can wait should, for the sake of those who wait for pages of this pool, or just have."""
+        if any(fetch.pool == pool and fetch.message is not None and not fetch.over for fetch in self.fetches):
+            return NEVER
+        return self._calm.get(pool, 0.0)
 
     def overview(self, now: float) -> list[dict[str, Any]]:
         """What was asked for and has not ended, for people."""
@@ -182,10 +201,20 @@ class Fetches:
         fetch.state[waiting[tiers == 0]] = FAILED
         other = L1 if fetch.tier == L2 else L2
         self._copy(fetch, waiting[~there & ((tiers & other) != 0)], other, fetch.tier, now)
-        self._run(fetch, waiting[tiers == L3], L3, "load", self.jobs[fetch.pool].load, now)
+        below = waiting[tiers == L3]
+        if len(below):
+            self.jobs[fetch.pool].let_through(fetch.keys[fetch.staged & (fetch.state == ARRIVED)], len(below))
+        self._load(fetch, below, now)
 
     def _copy(self, fetch: Fetch, at: NDArray[np.int64], src: int, dst: int, now: float) -> None:
         self._run(fetch, at, src, "copy", functools.partial(self.jobs[fetch.pool].copy, src, dst), now)
+
+    def _load(self, fetch: Fetch, at: NDArray[np.int64], now: float) -> None:
+        def plan(*job: Any) -> tuple[Work | None, int]:
+            return self.jobs[fetch.pool].load(fetch.under_way, *job)
+
+        fetch.staged[at] = False  # one that had come may have gone again
+        self._run(fetch, at, L3, "load", plan, now)
 
     def _run(self, fetch: Fetch, at: NDArray[np.int64], src: int, kind: str, plan: Plan, now: float) -> None:
         """Plan jobs for the keys at positions `at`, all in tier `src` (0: at a peer), as far as staging and movers go.
@@ -221,6 +250,7 @@ class Fetches:
             mine = batch[: len(work.keys)]
             final = work.dst == fetch.tier if fetch.kind == "fetch" else work.kind == fetch.kind
             fetch.state[mine] = np.where(ok, ARRIVED if final else WAITING, FAILED)
+            fetch.staged[mine] |= work.kind == "load" and not final
             self.dirty = True
 
         return done
@@ -240,12 +270,13 @@ class Fetches:
             self._copy(fetch, above, L1, L2, now)
         else:
             self._run(fetch, above, L1, "push", functools.partial(jobs.push, fetch.peer, L1), now)
-        self._run(fetch, waiting[tiers == L3], L3, "load", jobs.load, now)
+        self._load(fetch, waiting[tiers == L3], now)
 
     def _end(self, fetch: Fetch, error: DataError | None) -> None:
         fetch.over = True
         if fetch.message is None:
             return
+        self._calm[fetch.pool] = time.monotonic() + CALM_S
         if error is not None:
             fetch.session.fail(fetch.message, error)
         else:

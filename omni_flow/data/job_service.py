@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omni_flow.data.errors import BadArgument, BadToken, NoMover, Refused
-from omni_flow.data.fetches import Fetch, Fetches
+from omni_flow.data.fetches import NEVER, Fetch, Fetches
 from omni_flow.data.jobs import BATCH, NO_PLACES, PoolJobs, Work
 from omni_flow.data.kv_service import KvService, deadline_of
 from omni_flow.data.lost_movers import LostMovers, Watcher
@@ -279,14 +279,13 @@ class JobService(BaseService):
 
     def tick(self, now: float) -> float | None:
         """Deadlines of jobs and fetches, watermarks, and what could not start before."""
-        times: list[float] = []
-        for name, jobs in self.jobs.items():
+        times: list[float | None] = []
+        for jobs in self.jobs.values():
             for work in list(jobs.running.values()):
                 times.append(self._job_deadline(work, now))
-            for bit in (L1, L2):
-                self._balance(name, bit, now)
-        times += [due for due in (self._lost.tick(now), self._fetches.tick(now)) if due is not None]
-        return min(times, default=None)
+        times += [self._lost.tick(now), self._fetches.tick(now)]
+        times += [self._balance(name, bit, now) for name in self.jobs for bit in (L1, L2)]
+        return min((due for due in times if due is not None), default=None)
 
     def _job_deadline(self, work: Work, now: float) -> float:
         if work.deadline > now:
@@ -304,14 +303,20 @@ class JobService(BaseService):
             return now + GRACE_S
         return work.deadline + GRACE_S + 0.001 if now <= work.deadline + GRACE_S else now + GRACE_S
 
-    def _balance(self, name: str, bit: int, now: float) -> None:
-        """Move pages down when a tier has passed its high watermark."""
+    def _balance(self, name: str, bit: int, now: float) -> float | None:
+        """Move pages down when a tier has passed its high watermark. Returns when to come again.
+
+        While somebody waits for pages, those that go down would be in the way: from L1 only so many go that a batch of
+        slots is free for others, and from L2 to the disk none, where room is made when it is needed.
+        """
         pool = self._kv.pools[name]
         if not pool.spec.demote or pool.demoting(bit):
-            return
-        over = pool.over(bit)
-        if over and self._mover("copy" if bit == L1 else "store", name):
-            pool.lower(bit, min(over, 4 * BATCH), now)
+            return None
+        busy, over = self._fetches.busy_until(name), pool.over(bit)
+        now_over = over if busy <= now else min(over, pool.short(bit, BATCH)) if bit == L1 else 0
+        if now_over and self._mover("copy" if bit == L1 else "store", name):
+            pool.lower(bit, min(now_over, 4 * BATCH), now)
+        return busy if now < busy < NEVER and over else None
 
     def stats(self) -> dict[str, int | float]:
         numbers: dict[str, int | float] = {f"job_{name}": value for name, value in self.counters.items()}

@@ -185,10 +185,33 @@ class PoolJobs:
             Work(number, kind, pool.spec.name, keys, bit, dst, slots, target, NO_PLACES, deadline, move=True)
         )
 
-    def load(self, number: int, keys: U8, now: float, deadline: float, done: Done) -> tuple[Work | None, int]:
-        """A job that reads the first of `keys` (all in L3 only) into L2. Returns it and how many keys it takes."""
+    def let_through(self, keys: U8, coming: int) -> None:
+        """See that `coming` more pages can be loaded into L2, as far as copies of `keys` make room there that only
+        passed through on their way to L1: L3 has them too, so nothing is written for those that come.
+        """
         table = self.pool.table
-        target = self._hold_target(L2, min(len(keys), BATCH), now, urgent=True)
+        short = min(coming, BATCH) - table.l2.free.count
+        if short <= 0 or not len(keys):
+            return
+        rows = table.find(keys)
+        slots = table.slots_of(L2)[rows[(rows >= 0) & (table.tiers[rows] == L1 | L2 | L3)]]
+        idle = slots[(table.l2.state[slots] == SEALED) & (table.l2.pins[slots] == 0)]
+        if len(idle):
+            self.pool.evict(L2, idle[:short])
+
+    def load(
+        self, under_way: int, number: int, keys: U8, now: float, deadline: float, done: Done
+    ) -> tuple[Work | None, int]:
+        """A job that reads the first of `keys` (all in L3 only) into L2. Returns it and how many keys it takes.
+
+        Where a batch of pages for the same request is `under_way` through L2 already, nothing goes to the disk for
+        more: they will make room.
+        """
+        table = self.pool.table
+        count = min(len(keys), BATCH)
+        if under_way >= min(BATCH, self.pool.staging[L2].limit // 2):
+            count = min(count, table.l2.free.count)
+        target = self._hold_target(L2, count, now, urgent=True)
         if not len(target):
             return None, 0
         keys = keys[: len(target)].copy()

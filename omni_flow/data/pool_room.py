@@ -183,6 +183,16 @@ class PoolRoom:
         used = tier.capacity - tier.free.count
         if used <= self.spec.high * tier.capacity:
             return 0
-        held = tier.pinned + sum(share.reserved + share.quarantined for share in self.shares(bit))
-        idle, room = used - held, tier.capacity - held
+        idle, room = used - self._held(bit), tier.capacity - self._held(bit)
         return max(0, idle - math.ceil(self.spec.low * room)) if idle > self.spec.high * room else 0
+
+    def short(self, bit: int, wanted: int) -> int:
+        """Idle pages that would have to go for `wanted` slots to be free, or what lies above the high watermark if that
+        is less."""
+        tier = self.table.tier(bit)
+        wanted = min(wanted, tier.capacity - math.floor(self.spec.high * tier.capacity))
+        idle = tier.capacity - tier.free.count - self._held(bit)
+        return max(0, min(wanted - tier.free.count, idle))
+
+    def _held(self, bit: int) -> int:
+        return self.table.tier(bit).pinned + sum(share.reserved + share.quarantined for share in self.shares(bit))

@@ -69,12 +69,14 @@ class FakeDisk:
         self.records: dict[int, bytes] = {}
         self.sick = ""
         self.jobs: list[tuple[Job, list[Column]]] = []
+        self.kinds: list[str] = []
         self._stop = threading.Event()
         self.client.on_event = self._event
         self.client.call(Op.TIER_STATE, TierState("kv", L3, True))
+        info = self.client.welcome.pools[0]
         self.arenas = {
-            L1: self.client.arena("kv/l1", write=True).pages(PAGE, 16),
-            L2: self.client.arena("kv/l2", write=True).pages(PAGE, 32),
+            L1: self.client.arena("kv/l1", write=True).pages(PAGE, info.l1_pages),
+            L2: self.client.arena("kv/l2", write=True).pages(PAGE, info.l2_pages),
         }
         self._calls: queue.SimpleQueue[tuple[L3Change, tuple[Column, ...], threading.Event]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run)
@@ -96,6 +98,7 @@ class FakeDisk:
                 self._one(*self.jobs.pop(0))
 
     def _one(self, job: Job, columns: list[Column]) -> None:
+        self.kinds.append(job.kind)
         _, src, dst, places, _ = columns
         ok = np.ones(len(src), np.uint8)
         made = np.zeros(len(src), np.uint64)

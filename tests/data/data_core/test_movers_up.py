@@ -205,6 +205,26 @@ def test_pages_in_the_way_of_what_comes_from_the_disk_go_there(manager: Make) ->
         assert client.check() == []
 
 
+def test_what_is_fetched_through_l2_pushes_nothing_to_the_disk_and_what_lay_there_goes_down_later(
+    manager: Make,
+) -> None:
+    spec = PoolSpec(name="kv", page_bytes=PAGE, l1_pages=400, l2_pages=256, l3_pages=1000, policy="lru")
+    server = manager(pools=(spec,))
+    with contextlib.closing(FakeDisk(server.path)) as disk, server.client() as client:
+        others, names = keys(190), keys(300)
+        client.commit("kv", client.reserve("kv", 190, tier=L2).token, others)
+        disk.recover(names)
+        assert client.fetch("kv", names, timeout=20).all()
+        assert "store" not in disk.kinds[: len(disk.kinds) - disk.kinds[::-1].index("load")]
+        assert right_bytes(client, names) == 300
+        while "store" not in disk.kinds:  # the manager hears nothing meanwhile
+            client.wait_end(0.01)
+        while client.stats()["pool_l2_free/kv"] < 256 * (1 - spec.high):
+            client.wait_end(0.01)
+        assert (client.probe("kv", others) != 0).all()
+        assert client.check() == []
+
+
 def test_pages_in_the_way_of_what_comes_from_another_node_go_down(manager: Make) -> None:
     server = manager(pools=(DEEP_FULL,))
     with (

@@ -174,6 +174,15 @@ def test_a_page_that_several_have_pinned_is_held_once_when_a_tier_is_over_its_wa
     assert (tier.pinned, pool.over(L1)) == (0, 20)
 
 
+def test_so_many_pages_are_in_the_way_of_a_batch_as_it_finds_no_free_slots() -> None:
+    pool = KvPool(PoolSpec(name="kv", page_bytes=64, l1_pages=100, high=0.9, low=0.8))
+    tier = pool.table.l1
+    pool.table.seal(L1, tier.reserve(93), names_of(93))
+    assert (pool.short(L1, 7), pool.short(L1, 9), pool.short(L1, 64)) == (0, 2, 3)
+    tier.pin(np.arange(92, dtype=np.uint32))
+    assert pool.short(L1, 9) == 1
+
+
 def names_of(count: int) -> np.ndarray:
     return np.random.default_rng(1).integers(0, 256, (count, 32), np.uint8)
 
