@@ -2,9 +2,10 @@
 
 DeepSeek-V2-Lite at full size with seeded random weights, bf16, pages of 64 tokens. Plain SGLang's `Engine`, one engine
 of ours (A) and a second one (B) live on the card at once, A and B over one KV pool of a memory manager; requests
-alternate between plain and A, with the same flags. Every figure is a median; --json prints one object with plain
-numbers and nothing else; --out keeps every sample. Without --json the steps of the median first token follow, where
-the prompt was found in L1 (l1), in L1 but not pinned (pool), in L2 (l2) and in L3 (l3).
+alternate between plain and A, with the same flags, each after 10 ms in which the device is idle. Every figure is a
+median; --json prints one object with plain numbers and nothing else; --out keeps every sample. Without --json the steps
+of the median first token follow, where the prompt was found in L1 (l1), in L1 but not pinned (pool), in L2 (l2) and in
+L3 (l3).
 
 equal_tokens           share of cold prompts (around and off page borders, 65 to 20,000 tokens) whose 48 greedy tokens
                        are plain SGLang's; equal_tokens_cached: the same prompts again, now cached;
@@ -193,8 +194,8 @@ async def measure(options: argparse.Namespace, work: Path, say: Any) -> Figures:
         steps = {
             "warm": figures.warm,
             "equality": figures.equality,
-            "roles": figures.roles,
             "cached": figures.cached,
+            "roles": figures.roles,
             "1": lambda: figures.throughput(1, 256),
             "16": lambda: figures.throughput(16, 64),
             "64": lambda: figures.throughput(64, 64),

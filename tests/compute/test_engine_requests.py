@@ -240,6 +240,27 @@ def test_a_request_ends_at_its_stop_token_text_or_length(serving: Serving) -> No
     serving.run(run())
 
 
+def test_who_does_not_stream_gets_the_same_answer_at_its_end(serving: Serving) -> None:
+    async def running_at_the_first_token(request: Request) -> int:
+        events = serving.engine.generate(request)
+        await anext(events)
+        running = (await serving.engine.stats())["running"]
+        assert [event async for event in events]
+        return running
+
+    asked = [ask(prompt_of(20, 1), max_tokens=count, logprobs=2) for count in (40, 130)]
+    serving.run(kit.answer(serving.engine, asked[0]))  # so that both that are compared find a page
+    for request in asked:
+        streamed = serving.run(kit.answer(serving.engine, request))
+        whole = serving.run(kit.answer(serving.engine, replace(request, stream=False)))
+        assert whole.events == streamed.events
+        assert whole.end.tokens == streamed.end.tokens
+    assert serving.run(running_at_the_first_token(replace(asked[0], stream=False))) == 0
+    assert serving.run(running_at_the_first_token(asked[1])) == 1
+    some = replace(asked[0], stream=False, logits=True)
+    assert len(serving.run(kit.answer(serving.engine, some)).logits) == 40
+
+
 def test_grammars_constrain_the_text_and_nobody_elses(serving: Serving) -> None:
     processor = Processor(serving.folder)
     schema = {
@@ -415,6 +436,7 @@ PICTURE = Embeddings(np.zeros((2, 64), np.float32), media_digest(b"p", "", "test
         ("priority", {"priority": 1.0}),
         ("priority", {"priority": 2**63}),
         ("session", {"session": None}),
+        ("stream", {"stream": 0}),
         ("Unicode", {"session": "\ud800"}),
         ("Unicode", {"sampling": Sampling(stop=("\ud800",))}),
         ("logit_bias", {"sampling": Sampling(logit_bias={258: 1.0})}),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_flow.compute.sglang.loading import AT_ONCE, Loader
+from omni_flow.compute.sglang.loading import AT_ONCE, PART, Loader
 from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.identity import PageHash
 from omni_flow.data.launch import start
@@ -51,8 +51,11 @@ class Rig:
             os.kill(pid, signal.SIGCONT)
 
     def in_l2(self, count: int) -> list[PageHash]:
+        return self.pages(count, L2)
+
+    def pages(self, count: int, tier: int) -> list[PageHash]:
         keys = [PageHash(os.urandom(32)) for _ in range(count)]
-        room = self.client.reserve("kv", count, tier=L2)
+        room = self.client.reserve("kv", count, tier=tier)
         self.client.commit("kv", room.token, keys)
         return keys
 
@@ -92,6 +95,18 @@ def test_pages_of_l2_are_in_l1_when_their_request_comes_back(rig: Rig) -> None:
     assert rig.back() == [("a", True)]
     assert all(tier & L1 for tier in rig.client.probe("kv", keys).tolist())
     assert (rig.loader.waiting, rig.loader.loaded_pages) == (0, 50)
+
+
+def test_who_waits_is_told_of_the_pages_that_are_there_while_others_come(rig: Rig) -> None:
+    told: list[int] = []
+    with rig.mover_stopped():
+        rig.loader.order("a", [*rig.pages(PART, L1), *rig.pages(10, L2)], told.append)
+        assert select.select([rig.loader], [], [], 20)[0]
+        assert rig.loader.ready() == []
+        assert told == [PART]
+        assert rig.loader.ready() == []
+    assert rig.back() == [("a", True)]
+    assert told == [PART]
 
 
 def test_a_request_whose_pages_are_nowhere_comes_back_without_them(rig: Rig) -> None:

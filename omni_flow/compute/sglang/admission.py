@@ -22,6 +22,7 @@ _KINDS: dict[str, type] = {
     "priority": int,
     "session": str,
     "timeline": bool,
+    "stream": bool,
 }
 
 

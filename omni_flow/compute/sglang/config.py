@@ -12,8 +12,8 @@ from omni_flow.data import cuda
 
 _HOPPER: Final = 9
 TRITON: Final = "triton"
-AWAKE_S: Final = 1.0
-"""How long an engine on a GPU stays awake without work."""
+AWAKE_S: Final = 3.0
+"""How long an engine on a GPU stays awake without work. Waking it up costs the next prompt 1.3 ms on an H200's host."""
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

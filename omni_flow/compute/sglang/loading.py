@@ -4,6 +4,9 @@ Fetches are posted on a connection of their own, because one is answered when it
 the scheduler, and no other thread has to, which would compete for the interpreter's lock with a scheduler that looks
 for work without sleeping. What is brought is not pinned; the prefix cache finds and pins it like any other page. A
 fetch that fails or comes late costs a hit, never a request.
+
+The pages of a request are asked for in parts, each answered when it is there: while the last ones come, the first can
+be pinned already.
 """
 
 from __future__ import annotations
@@ -11,28 +14,46 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 from omni_flow.data.errors import CallTimeout, DataError
 from omni_flow.data.identity import PageHash
 from omni_flow.data.kv_client import U8, bring_request, per_key
 from omni_flow.data.messages import L1
 from omni_flow.data.posting_client import Answer, PostingClient
-from omni_flow.data.protocol import MAX_BATCH
 
 log = logging.getLogger("omni_flow.compute")
 AT_ONCE: Final = 2
 """Requests whose pages are fetched: the manager begins with the second when the first needs no more room. More would
 have their pages pushed out again by those of others before they run."""
+PART: Final = 128
+"""Pages asked for at once."""
 SILENCE_S: Final = 5.0
 """How long the manager may be late with its answer."""
 
 
-class _Order(NamedTuple):
+Arrived = Callable[[int], None]
+"""Told how many of the pages of a request, from the first on, have come or won't, while others are still under way."""
+
+
+@dataclass(slots=True)
+class _Order:
     request: Any
-    answers: Sequence[Answer[U8]]
-    until: float
+    keys: Sequence[PageHash]
+    arrived: Arrived | None
+    answers: Sequence[Answer[U8]] = ()
+    until: float = 0.0
+    told: int = 0
+
+    def tell(self) -> None:
+        """Of parts that have come since; of the last, and those that came with it, `Loader.ready` does."""
+        came = next((at for at, answer in enumerate(self.answers) if not answer.came), len(self.answers))
+        if self.told < came < len(self.answers):
+            self.told = came
+            if self.arrived is not None:
+                self.arrived(came * PART)
 
 
 class Loader:
@@ -47,7 +68,7 @@ class Loader:
         self._client = client
         self._pool = pool
         self._timeout = timeout
-        self._orders: deque[tuple[Any, Sequence[PageHash]]] = deque()
+        self._orders: deque[_Order] = deque()
         self._running: list[_Order] = []
         self._lost: DataError | None = None
         self.loaded_pages = 0
@@ -61,9 +82,9 @@ class Loader:
         """Requests that wait for their pages."""
         return len(self._orders) + len(self._running)
 
-    def order(self, request: Any, keys: Sequence[PageHash]) -> None:
+    def order(self, request: Any, keys: Sequence[PageHash], arrived: Arrived | None = None) -> None:
         """Bring these pages, then hand the request back."""
-        self._orders.append((request, keys))
+        self._orders.append(_Order(request, keys, arrived))
         if len(self._running) < AT_ONCE:
             self._begin()
 
@@ -84,6 +105,7 @@ class Loader:
         self._running = []
         for order in running:
             if self._lost is None and order.until > now and not all(answer.came for answer in order.answers):
+                order.tell()
                 self._running.append(order)
             else:
                 back.append((order.request, self._all_came(order)))
@@ -93,15 +115,16 @@ class Loader:
 
     def _begin(self) -> None:
         """Ask for the pages of the first request that waits. That there is no manager any more, `ready` finds."""
-        request, keys = self._orders.popleft()
-        answers: list[Answer[U8]] = []
+        order = self._orders.popleft()
+        order.answers = answers = []
         try:
-            for start in range(0, len(keys), MAX_BATCH):
-                fetch = bring_request("fetch", self._pool, keys[start : start + MAX_BATCH], "", L1, self._timeout)
+            for start in range(0, len(order.keys), PART):
+                fetch = bring_request("fetch", self._pool, order.keys[start : start + PART], "", L1, self._timeout)
                 answers.append(self._client.post(fetch, per_key))
         except DataError as error:
             log.warning("cached pages can't be asked for: %s", error)
-        self._running.append(_Order(request, answers, time.monotonic() + self._timeout + SILENCE_S))
+        order.until = time.monotonic() + self._timeout + SILENCE_S
+        self._running.append(order)
 
     def _all_came(self, order: _Order) -> bool:
         whole = bool(order.answers)

@@ -64,7 +64,7 @@ def to_sglang(message: Generate) -> Any:
         logprob_start_len=0 if message.prompt_logprobs else -1,
         top_logprobs_num=logprobs or 0,
         token_ids_logprob=None,
-        stream=True,
+        stream=message.stream,
         priority=message.priority,
         positional_embed_overrides=embeddings(message.media) if message.media else None,
     )

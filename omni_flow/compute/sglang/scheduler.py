@@ -263,10 +263,17 @@ def scheduler_class() -> type:
             return bool(missing)
 
         def _load(self, req: Any, loader: Loader, missing: Mapping[int, int]) -> None:
-            """Order the pages at these places. What precedes them stays pinned meanwhile; and idle pins make room now,
-            while the pages come, or an L1 of which this engine has pinned nearly all could not take them."""
-            keys, book = self.tree_cache.keys_of(req), current().book
-            loader.order(req, [keys[at] for at in missing])
+            """Order the pages at these places. What precedes them stays pinned meanwhile, and each part that comes is
+            pinned then; idle pins make room now, while the pages come, or an L1 of which this engine has pinned nearly
+            all could not take them."""
+            keys, book, places = self.tree_cache.keys_of(req), current().book, list(missing)
+
+            def pin(count: int) -> None:
+                if req.rid in self.outlet.requests:
+                    self.tree_cache.lookahead.forget()
+                    book.match(keys[: places[count - 1] + 1])
+
+            loader.order(req, [keys[at] for at in places], pin)
             node = book.match(keys[: min(missing)])
             self.outlet.courses[req.rid].loads.append(node.depth)
             book.make_room(max(missing) + 1 - node.depth, node)

@@ -43,6 +43,7 @@ class Generate(msgspec.Struct, array_like=True, tag="g"):
     steps: dict[str, Any] | None = None
     session: str = ""
     timeline: bool = False
+    stream: bool = True
 
 
 class Cancel(msgspec.Struct, array_like=True, tag="c"):
