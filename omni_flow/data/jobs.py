@@ -209,14 +209,13 @@ class PoolJobs:
         """
         table = self.pool.table
         count = min(len(keys), BATCH)
-        if under_way >= min(BATCH, self.pool.staging[L2].limit // 2):
+        if under_way >= max(1, min(BATCH, self.pool.staging[L2].limit // 2)):
             count = min(count, table.l2.free.count)
         target = self._hold_target(L2, count, now, urgent=True)
         if not len(target):
             return None, 0
         keys = keys[: len(target)].copy()
-        rows = table.find(keys)
-        places = table.place3[rows]
+        places = table.place3[table.find(keys)]
         work = Work(number, "load", self.pool.spec.name, keys, L3, L2, NO_SLOTS, target, places, deadline, done=done)
         return self._start(work), len(target)
 

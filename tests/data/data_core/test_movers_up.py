@@ -225,6 +225,19 @@ def test_what_is_fetched_through_l2_pushes_nothing_to_the_disk_and_what_lay_ther
         assert client.check() == []
 
 
+def test_a_staging_share_of_one_page_is_enough_for_what_comes_from_the_disk_into_a_full_l2(manager: Make) -> None:
+    spec = PoolSpec(name="kv", page_bytes=PAGE, l1_pages=16, l2_pages=8, l3_pages=100, staging=1, high=1.0, low=1.0)
+    server = manager(pools=(spec,))
+    with contextlib.closing(FakeDisk(server.path)) as disk, server.client() as client:
+        for others in (keys(4), keys(4)):
+            client.commit("kv", client.reserve("kv", 4, tier=L2).token, others)
+        assert client.stats()["pool_l2_free/kv"] == 0
+        names = keys(5)
+        disk.recover(names)
+        assert client.fetch("kv", names, timeout=5).all()
+        assert right_bytes(client, names) == 5
+
+
 def test_pages_in_the_way_of_what_comes_from_another_node_go_down(manager: Make) -> None:
     server = manager(pools=(DEEP_FULL,))
     with (
