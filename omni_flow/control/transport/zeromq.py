@@ -39,13 +39,13 @@ from omni_flow.control.transport.security import Doorkeeper, SharedKey, tcp_addr
 from omni_flow.control.transport.zmq_monitor import ENDS, Monitor
 from omni_flow.control.transport.zmq_names import NAME_BYTES, Names, precedes
 from omni_flow.control.transport.zmq_refusal import Refusal
+from omni_flow.control.transport.zmq_sockets import connected, unconnected
 
 log = logging.getLogger(__name__)
 
 _HELLO, _REFUSED = b"\0hello\0\0", b"\0refused"  # in the place of a name, which never begins with \0
 _BUDGET_BYTES = 1024 * 1024  # one turn of reading
 _PACKET_COST = 1024  # what a packet costs of that budget beside its bytes
-_HEARTBEAT_MS, _SILENCE_MS, _CONNECT_MS = 5_000, 20_000, 5_000  # tcp: a machine that vanished says nothing
 _BUSY_TURNS = 64  # of reading without finding the PULL empty, after which a lost peer is said lost all the same
 _LAST_WORDS_S = 20.0  # how long a peer that we no longer reach may go on speaking to us before it is said lost
 _CLOSED = "the peer closed the channel"
@@ -160,17 +160,21 @@ class ZmqTransport(Transport):
         if peer is not None and (peer.ended is not None or peer.push is not None):
             return None if peer.ended is not None else peer
         endpoint = self._checked_peer(address)
-        push = self._socket(zmq.PUSH)
-        monitor = Monitor(self._loop, push, sum(ENDS))
         if peer is None:
             peer = self._peers[address] = _Peer(address)
         this = peer
-        monitor.watch(lambda event, _: self._outgoing_ended(this, ENDS[event]))
-        push.connect(endpoint)
-        peer.name = self._names.next()
-        peer.push, peer.monitor = push, monitor
+
+        def ended(event: int, _: int) -> None:
+            self._outgoing_ended(this, ENDS[event])
+
         try:
-            push.send_multipart([_HELLO + peer.name, hello(self.address)], zmq.NOBLOCK)
+            peer.push, peer.monitor = connected(self._loop, self._push_socket, endpoint, sum(ENDS), ended)
+        except zmq.ZMQError as error:
+            self._not_reached(peer, f"no connection to it can be opened: {error}")
+            return None
+        peer.name = self._names.next()
+        try:
+            peer.push.send_multipart([_HELLO + peer.name, hello(self.address)], zmq.NOBLOCK)
         except zmq.Again:  # refused already
             self._outgoing_ended(peer, "nobody listens there")
             return None
@@ -182,19 +186,10 @@ class ZmqTransport(Transport):
         return self._checked(address)
 
     def _socket(self, kind: int) -> "zmq.Socket[bytes]":
-        sock = self._context.socket(kind)
-        sock.setsockopt(zmq.LINGER, 0)
-        if self._tcp:
-            sock.setsockopt(zmq.IPV6, int("[" in self._endpoint))
-            sock.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
-            sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MS)
-            sock.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
-        if kind == zmq.PUSH:
-            sock.setsockopt(zmq.SNDHWM, 0)
-            sock.setsockopt(zmq.RECONNECT_IVL, -1)
-            if self._key:
-                self._key.arm_sender(sock)
-        return sock
+        return unconnected(self._context, kind, self._endpoint, self._key)
+
+    def _push_socket(self) -> "zmq.Socket[bytes]":
+        return self._socket(zmq.PUSH)
 
     # ------------------------------------------------------------------ receiving
 
@@ -313,11 +308,14 @@ class ZmqTransport(Transport):
         A peer that lives and that we do not reach knows nothing of it: it is told, if it can be.
         """
         if peer.push is not None:
-            self._end(peer, cause)
-            self._listening.drain()  # one that died has closed its connection as well
-            if peer.incoming_fd >= 0:
-                self._tell(peer.address, peer.incoming, peer.incoming_fd, f"cannot answer: {cause}")
-                self._loop.call_later(_LAST_WORDS_S, self._give_up, peer)
+            self._not_reached(peer, cause)
+
+    def _not_reached(self, peer: _Peer, cause: str) -> None:
+        self._end(peer, cause)
+        self._listening.drain()  # one that died has closed its connection as well
+        if peer.incoming_fd >= 0:
+            self._tell(peer.address, peer.incoming, peer.incoming_fd, f"cannot answer: {cause}")
+            self._loop.call_later(_LAST_WORDS_S, self._give_up, peer)
 
     def _give_up(self, peer: _Peer) -> None:
         if self._peers.get(peer.address) is peer:
@@ -356,7 +354,7 @@ class ZmqTransport(Transport):
             log.warning("%s cannot be told: %s", address, error)
             return
         frame = _REFUSED + name + hello(self.address) + b"\0" + cause.encode()[:1024]
-        refusal = Refusal(self._loop, lambda: self._socket(zmq.PUSH), endpoint, frame, descriptor)
+        refusal = Refusal(self._loop, self._push_socket, endpoint, frame, descriptor)
         self._refusals[name] = refusal
         refusal.start(on_end=lambda: self._refusals.pop(name))
 

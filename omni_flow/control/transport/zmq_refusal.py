@@ -7,6 +7,7 @@ from collections.abc import Callable
 import zmq
 
 from omni_flow.control.transport.zmq_monitor import ENDS, Monitor
+from omni_flow.control.transport.zmq_sockets import connected
 
 log = logging.getLogger(__name__)
 
@@ -43,14 +44,12 @@ class Refusal:
         self._try()
 
     def _try(self) -> None:
-        self._push = self._make()
-        self._monitor = Monitor(self._loop, self._push, zmq.EVENT_HANDSHAKE_SUCCEEDED | sum(ENDS))
-        self._monitor.watch(self._on_event)
-        self._push.connect(self._endpoint)
+        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | sum(ENDS)
         try:
+            self._push, self._monitor = connected(self._loop, self._make, self._endpoint, events, self._on_event)
             self._push.send(self._frame, zmq.NOBLOCK)
-        except zmq.Again:  # refused already
-            self._failed("nobody listens there")
+        except zmq.ZMQError as error:  # refused already, or no more files may be opened
+            self._failed(str(error))
 
     def _on_event(self, event: int, _: int) -> None:
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:

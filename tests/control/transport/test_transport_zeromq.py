@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import resource
 from collections.abc import Iterator
 
@@ -174,6 +175,30 @@ async def test_hundreds_of_peers_at_once_are_no_error(net: Net, open_files: None
         a.send(address, ["x"])
     await inbox.until(lambda: len(inbox.losses()) == len(gone))
     await settle(a, inbox)
+
+
+@tcp
+async def test_a_peer_for_whom_no_file_can_be_opened_is_said_lost_and_met_when_one_can(net: Net) -> None:
+    (a, inbox), (b, inbox_b), (c, inbox_c) = [await net.start(name) for name in "abc"]
+    a.send(b.address, ["from a"])
+    await inbox_b.until_messages(1, a.address)
+    c.send(a.address, ["from c"])
+    await inbox.until_messages(1, c.address)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")), hard))
+    try:
+        a.send(b.address, ["on a channel that is open"])
+        for address in ("tcp://127.0.0.1:1", c.address):
+            a.send(address, ["x"])
+        assert "opened" in await inbox.until_lost("tcp://127.0.0.1:1")
+        a.forget(b.address)  # which is to be told
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    await inbox_b.until_lost(a.address)
+    assert "opened" in await inbox.until_lost(c.address)
+    assert inbox_c.losses(a.address)
+    a.send(c.address, ["now"])
+    await inbox_c.until_messages(1, a.address)
 
 
 @tcp
