@@ -36,7 +36,7 @@ class Fetch:
 
     Args:
         state: per key WAITING (nothing planned), MOVING (in a job), ARRIVED or FAILED.
-        staged: per key whether it was loaded from L3 into L2, on its way to L1.
+        staged: per key whether it is or was loaded from L3 into L2, on its way to where it is wanted.
     """
 
     session: Session
@@ -56,9 +56,19 @@ class Fetch:
         self.staged = np.zeros(len(self.keys), np.bool_)
 
     @property
-    def under_way(self) -> int:
-        """Keys in jobs, or in L2 until the next."""
-        return int(np.count_nonzero((self.state == MOVING) | (self.staged & (self.state == WAITING))))
+    def passes(self) -> bool:
+        """Whether what comes from L3 leaves L2 again."""
+        return self.kind == "fetch" and self.tier == L1
+
+    @property
+    def passing(self) -> int:
+        """Keys on their way from L3 into L2, or from there on."""
+        return int(np.count_nonzero(self.staged & ((self.state == MOVING) | (self.state == WAITING))))
+
+    @property
+    def waiting(self) -> int:
+        """Keys for which nothing has been done."""
+        return int(np.count_nonzero((self.state == WAITING) & ~self.staged))
 
 
 class Fetches:
@@ -148,6 +158,7 @@ class Fetches:
             for fetch in self.fetches:
                 if fetch.deadline <= now and not fetch.over:
                     self._end(fetch, JobFailed(f"{fetch.kind} of {len(fetch.keys)} pages not done in time"))
+            for fetch in self.fetches:
                 self._advance(fetch, now)
             self.fetches = [fetch for fetch in self.fetches if not fetch.over]
         if self.dirty:
@@ -201,20 +212,22 @@ class Fetches:
         fetch.state[waiting[tiers == 0]] = FAILED
         other = L1 if fetch.tier == L2 else L2
         self._copy(fetch, waiting[~there & ((tiers & other) != 0)], other, fetch.tier, now)
-        below = waiting[tiers == L3]
-        if len(below):
-            self.jobs[fetch.pool].let_through(fetch.keys[fetch.staged & (fetch.state == ARRIVED)], len(below))
-        self._load(fetch, below, now)
+        self._load(fetch, waiting[tiers == L3], now)
 
     def _copy(self, fetch: Fetch, at: NDArray[np.int64], src: int, dst: int, now: float) -> None:
         self._run(fetch, at, src, "copy", functools.partial(self.jobs[fetch.pool].copy, src, dst), now)
 
     def _load(self, fetch: Fetch, at: NDArray[np.int64], now: float) -> None:
         def plan(*job: Any) -> tuple[Work | None, int]:
-            return self.jobs[fetch.pool].load(fetch.under_way, *job)
+            passing = sum(other.passing for other in self._through(fetch.pool)) if fetch.passes else 0
+            return self.jobs[fetch.pool].load(passing, *job)
 
         fetch.staged[at] = False  # one that had come may have gone again
         self._run(fetch, at, L3, "load", plan, now)
+
+    def _through(self, pool: str) -> Iterator[Fetch]:
+        """Those whose pages pass L2. An engine asks for the pages of one prompt by several."""
+        return (fetch for fetch in self.fetches if fetch.pool == pool and fetch.passes and not fetch.over)
 
     def _run(self, fetch: Fetch, at: NDArray[np.int64], src: int, kind: str, plan: Plan, now: float) -> None:
         """Plan jobs for the keys at positions `at`, all in tier `src` (0: at a peer), as far as staging and movers go.
@@ -240,6 +253,7 @@ class Fetches:
             if work is None:
                 return
             fetch.state[batch[:taken]] = MOVING
+            fetch.staged[batch[:taken]] |= kind == "load"
             fetch.running += 1
             at = np.concatenate((batch[taken:], at))
             self._send(work, mover, now)
@@ -250,7 +264,9 @@ class Fetches:
             mine = batch[: len(work.keys)]
             final = work.dst == fetch.tier if fetch.kind == "fetch" else work.kind == fetch.kind
             fetch.state[mine] = np.where(ok, ARRIVED if final else WAITING, FAILED)
-            fetch.staged[mine] |= work.kind == "load" and not final
+            if final and fetch.passes:
+                passed = fetch.keys[mine[fetch.staged[mine] & (ok != 0)]]
+                self.jobs[fetch.pool].let_through(passed, sum(other.waiting for other in self._through(fetch.pool)))
             self.dirty = True
 
         return done

@@ -200,16 +200,16 @@ class PoolJobs:
             self.pool.evict(L2, idle[:short])
 
     def load(
-        self, under_way: int, number: int, keys: U8, now: float, deadline: float, done: Done
+        self, passing: int, number: int, keys: U8, now: float, deadline: float, done: Done
     ) -> tuple[Work | None, int]:
         """A job that reads the first of `keys` (all in L3 only) into L2. Returns it and how many keys it takes.
 
-        Where a batch of pages for the same request is `under_way` through L2 already, nothing goes to the disk for
-        more: they will make room.
+        Where a batch of pages is `passing` through L2 on its way to L1 already, nothing goes to the disk for more: they
+        will make room.
         """
         table = self.pool.table
         count = min(len(keys), BATCH)
-        if under_way >= max(1, min(BATCH, self.pool.staging[L2].limit // 2)):
+        if passing >= max(1, min(BATCH, self.pool.staging[L2].limit // 2)):
             count = min(count, table.l2.free.count)
         target = self._hold_target(L2, count, now, urgent=True)
         if not len(target):

@@ -10,8 +10,10 @@ import pytest
 
 from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.errors import JobFailed
+from omni_flow.data.kv_client import bring_request, per_key
 from omni_flow.data.messages import L1, L2, L3
 from omni_flow.data.pool_spec import PoolSpec
+from omni_flow.data.posting_client import PostingClient
 from omni_flow.data.server_config import ServerConfig
 
 from .conftest import Make, Manager, keys
@@ -205,8 +207,9 @@ def test_pages_in_the_way_of_what_comes_from_the_disk_go_there(manager: Make) ->
         assert client.check() == []
 
 
+@pytest.mark.parametrize("part", [300, 100], ids=["at-once", "in-parts"])
 def test_what_is_fetched_through_l2_pushes_nothing_to_the_disk_and_what_lay_there_goes_down_later(
-    manager: Make,
+    manager: Make, part: int
 ) -> None:
     spec = PoolSpec(name="kv", page_bytes=PAGE, l1_pages=400, l2_pages=256, l3_pages=1000, policy="lru")
     server = manager(pools=(spec,))
@@ -214,7 +217,9 @@ def test_what_is_fetched_through_l2_pushes_nothing_to_the_disk_and_what_lay_ther
         others, names = keys(190), keys(300)
         client.commit("kv", client.reserve("kv", 190, tier=L2).token, others)
         disk.recover(names)
-        assert client.fetch("kv", names, timeout=20).all()
+        with contextlib.closing(PostingClient(server.path)) as asker:
+            parts = [bring_request("fetch", "kv", names[at : at + part], "", L1, 20.0) for at in range(0, 300, part)]
+            assert all(came().all() for came in [asker.post(request, per_key) for request in parts])
         assert "store" not in disk.kinds[: len(disk.kinds) - disk.kinds[::-1].index("load")]
         assert right_bytes(client, names) == 300
         while "store" not in disk.kinds:  # the manager hears nothing meanwhile
