@@ -33,17 +33,30 @@ def read_hello(packet: bytes | memoryview) -> str:
 
     Raises: VersionMismatch, ProtocolError for anything but a hello.
     """
+    address, version = _parts(packet)
+    if version != PROTOCOL_VERSION:
+        raise VersionMismatch(address, version, PROTOCOL_VERSION)
+    return address
+
+
+def sender(packet: bytes | memoryview) -> str:
+    """The address that a hello of any protocol version names.
+
+    Raises: ProtocolError for anything but a hello.
+    """
+    return _parts(packet)[0]
+
+
+def _parts(packet: bytes | memoryview) -> tuple[str, int]:
+    """Address and protocol version of a hello."""
     data = bytes(packet)
     start = 1 + len(_MAGIC)
     if data[:start] != HELLO + _MAGIC or len(data) <= start + 1:
         raise ProtocolError("the first packet is no hello")
     try:
-        address = data[start + 1 :].decode()
+        return data[start + 1 :].decode(), data[start]
     except UnicodeDecodeError as error:
         raise ProtocolError(f"the address in the hello is not UTF-8: {error}") from error
-    if data[start] != PROTOCOL_VERSION:
-        raise VersionMismatch(address, data[start], PROTOCOL_VERSION)
-    return address
 
 
 def cut(message: bytes) -> list[bytes | memoryview]:

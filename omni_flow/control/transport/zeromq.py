@@ -34,7 +34,7 @@ from omni_flow.control.transport.errors import (
     TransportClosed,
     VersionMismatch,
 )
-from omni_flow.control.transport.packets import hello, read_hello
+from omni_flow.control.transport.packets import hello, read_hello, sender
 from omni_flow.control.transport.security import Doorkeeper, SharedKey, tcp_address
 from omni_flow.control.transport.zmq_monitor import ENDS, Monitor
 from omni_flow.control.transport.zmq_names import NAME_BYTES, Names, precedes
@@ -241,7 +241,7 @@ class ZmqTransport(Transport):
                 self._read_hello(rest, frame.bytes, descriptor)
             elif word == _REFUSED:
                 said, _, reason = rest[NAME_BYTES:].partition(b"\0")
-                peer = self._peers.get(read_hello(said))
+                peer = self._peers.get(sender(said))  # another version refuses us by its own
                 if peer is not None and peer.name == rest[:NAME_BYTES]:
                     self._listening.drain()  # most often its channel to us has closed as well
                     self._finish(peer, f"refused by the peer: {reason.decode(errors='replace')}")

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from transport_kit import NAME, Inbox, ListCodec, Net, Stranger, met, settle
 
-from omni_flow.control.transport import zeromq
+from omni_flow.control.transport import PROTOCOL_VERSION, zeromq
 from omni_flow.control.transport.packets import hello
 from omni_flow.control.transport.zmq_names import Names, precedes
 
@@ -47,6 +47,19 @@ async def test_a_peer_that_refuses_our_channel_hears_that_its_own_is_dropped_too
     stranger.push.send(b"\0refused" + ours + hello(stranger.address) + b"\0no longer known")
     assert "no longer known" in await inbox.until_lost(stranger.address)
     assert await stranger.refused() == NAME
+    stranger.close()
+
+
+@loops
+@plain
+async def test_a_refusal_by_a_peer_of_another_protocol_version_is_heard(net: Net) -> None:
+    a, inbox, stranger = await met(net)
+    a.send(stranger.address, ["x"])
+    ours = (await stranger.heard())[8:]
+    greeting = bytearray(hello(stranger.address))
+    greeting[len(b"\1omniflow")] = PROTOCOL_VERSION + 1
+    stranger.push.send(b"\0refused" + ours + bytes(greeting) + b"\0another version")
+    assert "another version" in await inbox.until_lost(stranger.address)
     stranger.close()
 
 
@@ -108,8 +121,8 @@ async def test_a_peer_that_could_not_be_answered_hears_it_as_soon_as_it_listens(
     while "could not be told" not in caplog.text:
         await settle(a, inbox)
     stranger.pull.bind(stranger.address)
-    if await stranger.refused() == NAME:
-        stranger.push.close(linger=0)
+    assert await stranger.refused() == NAME
+    stranger.push.close(linger=0)
     assert await inbox.until_lost(stranger.address) == "nobody listens there"
     stranger.close()
 
