@@ -290,7 +290,7 @@ class ZmqTransport(Transport):
             self._orphans.discard(descriptor)
             return
         for refusal in [refusal for refusal in self._refusals.values() if refusal.descriptor == descriptor]:
-            refusal.close()  # who sees its connection closed needs not be told
+            refusal.close()  # who sees its connection closed need not be told
         peer = self._descriptors.pop(descriptor, None)
         if peer is None:
             self._orphans.add(descriptor)
