@@ -134,7 +134,7 @@ class Request:
         session: whose turn it is, "" nobody's: its KV is kept for the next turn, see `Engine.end_session`.
         timeline: note when it passes which step up to its first token.
         stream: False: tokens come some dozens at a time, the rest at the end, which costs the engine less per step; for
-            who waits for the whole answer anyway. With `logits`, `hidden` or `steps` they come one by one all the same.
+            who waits for the whole answer anyway. With `timeline`, `logits`, `hidden` or `steps` they come one by one.
     """
 
     spans: Sequence[Span]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omni_flow.data.errors import BadArgument, BadToken, NoMover, Refused
-from omni_flow.data.fetches import NEVER, Fetch, Fetches
+from omni_flow.data.fetches import Fetch, Fetches
 from omni_flow.data.jobs import BATCH, NO_PLACES, PoolJobs, Work
 from omni_flow.data.kv_service import KvService, deadline_of
 from omni_flow.data.lost_movers import LostMovers, Watcher
@@ -39,6 +39,8 @@ DEADLINE_S: Final = 30.0
 GRACE_S: Final = 10.0
 MOVER_WAIT_S: Final = 10.0
 """How long what needs a mover waits for one that this manager is starting, within its own deadline."""
+PUT_OFF_S: Final = 1.0
+"""How long pages that would go down by themselves stay for the sake of those who wait for others."""
 KINDS: Final = ("copy", "cuda-copy", "store", "load", "pull", "push")
 _SLICE_ROWS: Final = 4096
 
@@ -62,6 +64,7 @@ class JobService(BaseService):
         self._movers: dict[int, Session] = {}
         self._load: dict[int, int] = {}
         self._expected: dict[str, float] = {}
+        self._over_since: dict[tuple[str, int], float] = {}
         self._lost = LostMovers(watcher, time.monotonic, self._freed)
         self.end_process: Callable[[int], None] = lambda _pid: None
         self.is_restarted: Callable[[int], bool] = lambda _pid: False
@@ -306,17 +309,23 @@ class JobService(BaseService):
     def _balance(self, name: str, bit: int, now: float) -> float | None:
         """Move pages down when a tier has passed its high watermark. Returns when to come again.
 
-        While somebody waits for pages, those that go down would be in the way: from L1 only so many go that a batch of
-        slots is free for others, and from L2 to the disk none, where room is made when it is needed.
+        While somebody waits for pages, those that go down would be in the way: for up to `PUT_OFF_S`, from L1 only so
+        many go that a batch of slots is free for others, and from L2 to the disk none, where room is made when it is
+        needed.
         """
         pool = self._kv.pools[name]
         if not pool.spec.demote or pool.demoting(bit):
             return None
-        busy, over = self._fetches.busy_until(name), pool.over(bit)
-        now_over = over if busy <= now else min(over, pool.short(bit, BATCH)) if bit == L1 else 0
-        if now_over and self._mover("copy" if bit == L1 else "store", name):
-            pool.lower(bit, min(now_over, 4 * BATCH), now)
-        return busy if now < busy < NEVER and over else None
+        over = pool.over(bit)
+        if not over:
+            self._over_since.pop((name, bit), None)
+            return None
+        put_off = min(self._fetches.busy_until(name), self._over_since.setdefault((name, bit), now) + PUT_OFF_S)
+        if put_off > now:
+            over = min(over, pool.short(bit, BATCH)) if bit == L1 else 0
+        if over and self._mover("copy" if bit == L1 else "store", name):
+            pool.lower(bit, min(over, 4 * BATCH), now)
+        return put_off if put_off > now else None
 
     def stats(self) -> dict[str, int | float]:
         numbers: dict[str, int | float] = {f"job_{name}": value for name, value in self.counters.items()}

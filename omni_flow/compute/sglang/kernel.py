@@ -198,7 +198,7 @@ class SGLangEngine:
                     None if request.steps is None else dict(request.steps),
                     request.session,
                     request.timeline,
-                    request.stream or request.logits or request.hidden or request.steps is not None,
+                    request.stream or request.timeline or request.logits or request.hidden or request.steps is not None,
                 )
             )
             while not ended:

@@ -105,8 +105,8 @@ class Loader:
         self._running = []
         for order in running:
             if self._lost is None and order.until > now and not all(answer.came for answer in order.answers):
-                order.tell()
                 self._running.append(order)
+                order.tell()
             else:
                 back.append((order.request, self._all_came(order)))
         while self._orders and len(self._running) < AT_ONCE:
@@ -127,7 +127,7 @@ class Loader:
         self._running.append(order)
 
     def _all_came(self, order: _Order) -> bool:
-        whole = bool(order.answers)
+        whole = len(order.answers) * PART >= len(order.keys)
         try:
             for answer in order.answers:
                 if not answer.came:

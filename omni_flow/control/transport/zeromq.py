@@ -47,7 +47,7 @@ _HELLO, _REFUSED = b"\0hello\0\0", b"\0refused"  # in the place of a name, which
 _BUDGET_BYTES = 1024 * 1024  # one turn of reading
 _PACKET_COST = 1024  # what a packet costs of that budget beside its bytes
 _BUSY_TURNS = 64  # of reading without finding the PULL empty, after which a lost peer is said lost all the same
-_LAST_WORDS_S = 20.0  # how long a peer that we no longer reach may go on speaking to us before it is said lost
+LAST_WORDS_S = 20.0  # how long a peer that we no longer reach may go on speaking to us before it is said lost
 _CLOSED = "the peer closed the channel"
 
 
@@ -315,7 +315,7 @@ class ZmqTransport(Transport):
         self._listening.drain()  # one that died has closed its connection as well
         if peer.incoming_fd >= 0:
             self._tell(peer.address, peer.incoming, peer.incoming_fd, f"cannot answer: {cause}")
-            self._loop.call_later(_LAST_WORDS_S, self._give_up, peer)
+            self._loop.call_later(LAST_WORDS_S, self._give_up, peer)
 
     def _give_up(self, peer: _Peer) -> None:
         if self._peers.get(peer.address) is peer:

@@ -46,12 +46,14 @@ def connected(
     Raises:
         ZMQError: this process may open no more files.
     """
-    push = make()
+    push, monitor = make(), None
     try:
         monitor = Monitor(loop, push, events)
+        monitor.watch(on_event)
+        push.connect(endpoint)
     except BaseException:
+        if monitor is not None:
+            monitor.close()
         push.close(linger=0)
         raise
-    monitor.watch(on_event)
-    push.connect(endpoint)
     return push, monitor

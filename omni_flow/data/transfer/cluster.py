@@ -21,7 +21,7 @@ from omni_flow.data.transfer.link import Handle, Link, Listener, Why
 from omni_flow.data.transfer.node_config import NodeConfig
 
 log = logging.getLogger("omni_flow.data.transfer")
-_MEET_S: Final = 2.0
+MEET_S: Final = 2.0
 _MAX_NODES: Final = 1024
 Ended = Callable[[str, int | None], Awaitable[None]]
 
@@ -132,7 +132,7 @@ class Cluster:
         """Say who one is; learn who the other is and whom it knows."""
         meet = w.Meet(w.PROTOCOL, self.config.name, self.epoch, self.address, handshake_vector())
         try:
-            met = await link.ask(meet, w.Met, _MEET_S)
+            met = await link.ask(meet, w.Met, MEET_S)
         except DataError as error:
             log.debug("node not met", extra={"address": link.address, "error": str(error)})
             return
@@ -192,7 +192,7 @@ class Cluster:
             return
         self._busy.add(name)
         try:
-            rows = await (await self.link(name, _MEET_S)).ask(w.AskRows(), w.Rows, _MEET_S)
+            rows = await (await self.link(name, MEET_S)).ask(w.AskRows(), w.Rows, MEET_S)
             pools = {pool: w.column(data, "<u8") for pool, data in rows.pools.items()}
             self.directory.replace(name, rows.epoch, rows.sequence, pools)
         except DataError as error:

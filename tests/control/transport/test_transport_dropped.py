@@ -130,7 +130,7 @@ async def test_a_peer_that_could_not_be_answered_hears_it_as_soon_as_it_listens(
 @loops
 @plain
 async def test_a_peer_that_speaks_and_is_never_reached_is_said_lost(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(zeromq, "_LAST_WORDS_S", 0.0)
+    monkeypatch.setattr(zeromq, "LAST_WORDS_S", 0.0)
     a, inbox = await net.start("a")
     stranger = await unreachable(net, a.address, inbox)
     a.send(stranger.address, ["an answer"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -241,6 +242,26 @@ def test_a_staging_share_of_one_page_is_enough_for_what_comes_from_the_disk_into
         disk.recover(names)
         assert client.fetch("kv", names, timeout=5).all()
         assert right_bytes(client, names) == 5
+
+
+def test_who_fetches_without_end_does_not_keep_pages_from_going_down(manager: Make) -> None:
+    spec = PoolSpec(name="kv", page_bytes=PAGE, l1_pages=64, l2_pages=256, l3_pages=1000, high=0.5, low=0.4)
+    server = manager(pools=(spec,))
+    with contextlib.closing(FakeDisk(server.path)) as disk, server.client() as client, server.client() as other:
+        names = keys(8)
+        disk.recover(names)
+        disk.sick = "silent"
+        fetching = threading.Thread(target=client.fetch, args=("kv", names))
+        fetching.start()
+        while not other.overview()["fetches"]:
+            other.wait_end(0.01)
+        other.commit("kv", other.reserve("kv", 150, tier=L2).token, keys(150))
+        while not any(job.kind == "store" for job, _ in list(disk.jobs)):  # the manager hears nothing meanwhile
+            assert fetching.is_alive()
+            other.wait_end(0.01)
+        disk.sick = ""
+        fetching.join(20)
+        assert not fetching.is_alive()
 
 
 def test_pages_in_the_way_of_what_comes_from_another_node_go_down(manager: Make) -> None:

@@ -139,7 +139,7 @@ def test_a_node_that_says_that_it_lives_anew_has_the_pins_of_its_new_life_only(n
 
 
 def test_a_node_that_says_its_name_is_met_at_once_where_our_first_words_were_lost(monkeypatch):
-    monkeypatch.setattr(cluster, "_MEET_S", 3600.0)
+    monkeypatch.setattr(cluster, "MEET_S", 3600.0)
     other = PlayedNode()
 
     async def ended(_node, _epoch):
