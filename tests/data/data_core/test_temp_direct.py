@@ -196,7 +196,7 @@ def test_an_owner_killed_while_it_leases_anew_leaves_a_free_slot(
 
 @pytest.mark.parametrize("taken", [False, True])
 def test_a_settled_slot_is_its_owners_no_more(taken: bool, manager: Make) -> None:
-    server = manager(**TEMP)
+    server = manager(**TEMP, orphan_s=2.0)
     with server.client() as producer, server.client() as consumer:
         out, into = TempClient(producer, direct=True), TempClient(consumer)
         ref = out.put(np.full(MIB, 7, np.uint8))
