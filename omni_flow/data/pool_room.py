@@ -183,7 +183,8 @@ class PoolRoom:
         used = tier.capacity - tier.free.count
         if used <= self.spec.high * tier.capacity:
             return 0
-        idle, room = used - self._held(bit), tier.capacity - self._held(bit)
+        held = self._held(bit)
+        idle, room = used - held, tier.capacity - held
         return max(0, idle - math.ceil(self.spec.low * room)) if idle > self.spec.high * room else 0
 
     def short(self, bit: int, wanted: int) -> int:

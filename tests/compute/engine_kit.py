@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from omni_flow.compute.engine import EndEvent, Engine, Request, TokenEvent, Tokens
 from omni_flow.compute.sampling import Sampling
+from omni_flow.compute.sglang.kernel import SGLangEngine
 
 GOLDENS = Path(__file__).parent.parent / "goldens"
+T = TypeVar("T")
 MODELS = ("deepseek_v2_lite", "deepseek_v2")
+
+
+class Serving(NamedTuple):
+    """An engine that all tests of a file ask, each from the same loop."""
+
+    engine: SGLangEngine
+    folder: Path
+    loop: asyncio.Runner
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.loop.run(work)
+
+    async def idle(self) -> dict[str, int]:
+        """Counts once nothing runs any more: the engine answers between two steps."""
+        while True:
+            counts = dict(await self.engine.stats())
+            if not counts["running"] and not counts["waiting"] and not counts["held"]:
+                return counts
 
 
 class Answer(NamedTuple):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import engine_kit as kit
 import numpy as np
 import pytest
+from engine_kit import Serving
 
 from omni_flow.compute.engine import Embeddings, EndEvent, Request, TokenEvent, Tokens
 from omni_flow.compute.errors import BadRequest, EngineFull, PromptTooLong
@@ -24,25 +24,8 @@ from omni_flow.data.identity import MediaDigest, media_digest
 from omni_flow.models.tokenizer import Processor
 from omni_flow.testing import tiny_checkpoint
 
-T = TypeVar("T")
 EBNF = 'root ::= "<" letter letter ">"\nletter ::= "x" | "y"'
 PAGE, QUOTA, CONTEXT = 16, 64, 600
-
-
-class Serving(NamedTuple):
-    engine: SGLangEngine
-    folder: Path
-    loop: asyncio.Runner
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return self.loop.run(work)
-
-    async def idle(self) -> dict[str, int]:
-        """Counts once nothing runs any more: the engine answers between two steps."""
-        while True:
-            counts = dict(await self.engine.stats())
-            if not counts["running"] and not counts["waiting"] and not counts["held"]:
-                return counts
 
 
 @pytest.fixture(scope="module")

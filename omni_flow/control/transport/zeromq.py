@@ -3,7 +3,7 @@
 One bound PULL receives; each peer gets a PUSH of its own, opened at the first batch. Raw sockets on the loop through
 their descriptors, which are edge-triggered: whoever is woken receives until `zmq.Again`, or has itself called again.
 
-A message is one frame: the 8-byte name of its channel, drawn by the sender for each connection, then the batch. A
+A message is one frame: the 8-byte name of its channel, new for each connection (`zmq_names.py`), then the batch. A
 channel begins with a hello of two frames (`HELLO` + name, then the hello of `packets.py`). `REFUSED` + name + a hello +
 zero + a reason says that its sender dropped the channel of that name, which a PULL cannot say by closing a connection:
 whoever drops a channel that may still be open says so (`zmq_refusal.py`), else the peer would send to nobody for ever.

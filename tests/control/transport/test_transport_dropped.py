@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from transport_kit import NAME, Inbox, ListCodec, Net, Stranger, met, settle
 
-from omni_flow.control.transport import PROTOCOL_VERSION, zeromq
+from omni_flow.control.transport import PROTOCOL_VERSION, Transport, zeromq
 from omni_flow.control.transport.packets import hello
 from omni_flow.control.transport.zmq_names import Names, precedes
 
@@ -17,7 +17,14 @@ BLOCKED_S = 2.5
 
 
 def block() -> None:
+    """Run nothing for longer than a refusal once had to leave: a loop that is busy is what is tested, so it sleeps."""
     time.sleep(BLOCKED_S)
+
+
+async def name_of_channel(transport: Transport, stranger: Stranger) -> bytes:
+    """Of the one that a transport opens to a stranger when it sends."""
+    transport.send(stranger.address, ["x"])
+    return (await stranger.heard())[8:]
 
 
 def batch(*messages: str) -> bytes:
@@ -42,8 +49,7 @@ async def test_a_peer_whose_loop_is_busy_for_seconds_learns_that_it_was_forgotte
 @plain
 async def test_a_peer_that_refuses_our_channel_hears_that_its_own_is_dropped_too(net: Net) -> None:
     a, inbox, stranger = await met(net)
-    a.send(stranger.address, ["x"])
-    ours = (await stranger.heard())[8:]
+    ours = await name_of_channel(a, stranger)
     stranger.push.send(b"\0refused" + ours + hello(stranger.address) + b"\0no longer known")
     assert "no longer known" in await inbox.until_lost(stranger.address)
     assert await stranger.refused() == NAME
@@ -54,8 +60,7 @@ async def test_a_peer_that_refuses_our_channel_hears_that_its_own_is_dropped_too
 @plain
 async def test_a_refusal_by_a_peer_of_another_protocol_version_is_heard(net: Net) -> None:
     a, inbox, stranger = await met(net)
-    a.send(stranger.address, ["x"])
-    ours = (await stranger.heard())[8:]
+    ours = await name_of_channel(a, stranger)
     greeting = bytearray(hello(stranger.address))
     greeting[len(b"\1omniflow")] = PROTOCOL_VERSION + 1
     stranger.push.send(b"\0refused" + ours + bytes(greeting) + b"\0another version")

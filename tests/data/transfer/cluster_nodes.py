@@ -104,6 +104,15 @@ def eventually(what, wanted=True):
         assert time.monotonic() < end, f"stays {found!r}, not {wanted!r}"
 
 
+def two_met(node, **options):
+    """Two nodes that have met; `node` makes them."""
+    first = node("a", **options)
+    second = node("b", first, **options)
+    eventually(first.transfer.nodes, ("b",))
+    eventually(second.transfer.nodes, ("a",))
+    return first, second
+
+
 class PlayedNode:
     """A node that the test plays: it has only its lines, and does what the test says, right or wrong."""
 

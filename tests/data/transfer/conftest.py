@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from cluster_nodes import ClusterNode, eventually
+from cluster_nodes import ClusterNode, two_met
 from transfer_nodes import SIZE, SOURCE, TARGET, Memory, Node
 
 from omni_flow.data.transfer.host import DriverHost
@@ -80,8 +80,4 @@ def node(tmp_path):
 @pytest.fixture
 def mortal_pair(node):
     """Two nodes that have met, for tests that kill."""
-    first = node("a")
-    second = node("b", first)
-    eventually(first.transfer.nodes, ("b",))
-    eventually(second.transfer.nodes, ("a",))
-    return first, second
+    return two_met(node)
