@@ -22,7 +22,8 @@ from omni_flow.data.transfer.node_config import NodeConfig
 
 log = logging.getLogger("omni_flow.data.transfer")
 MEET_S: Final = 2.0
-_MAX_NODES: Final = 1024
+MAX_NODES: Final = 1024
+"""Addresses known at once."""
 Ended = Callable[[str, int | None], Awaitable[None]]
 
 
@@ -124,9 +125,20 @@ class Cluster:
     def _know(self, address: str) -> None:
         """Open a line to a node. Raises: BadArgument for what is no address, or one too many."""
         if address not in self._links:
-            if len(self._links) >= _MAX_NODES:
+            line = Link(self._context, address, self.config.key)
+            if len(self._links) >= MAX_NODES and not self._forget_one():
+                line.close()
                 raise BadArgument(f"{len(self._links)} nodes are known already, {address} is one too many")
-            self._links[address] = Link(self._context, address, self.config.key)
+            self._links[address] = line
+
+    def _forget_one(self) -> bool:
+        """Make room: the address at which nobody is for the longest, those of the configuration aside."""
+        empty = [link for link in self._links.values() if link.met is None and link.address not in self.config.peers]
+        oldest = min(empty, key=lambda link: link.since, default=None)
+        if oldest is not None:
+            log.info("address forgotten, nobody is there", extra={"address": oldest.address})
+            self._links.pop(oldest.address).close()
+        return oldest is not None
 
     async def _meet(self, link: Link) -> None:
         """Say who one is; learn who the other is and whom it knows."""
@@ -141,10 +153,10 @@ class Cluster:
         if met.node == self.config.name:
             if met.epoch != self.epoch:
                 log.error("another node has this node's name", extra={"node": met.node, "address": link.address})
-            self._links.pop(link.address).close()
+            self._links.pop(link.address, link).close()
             return
-        if self.directory.is_over(met.node, met.epoch):  # an answer that comes late
-            return
+        if self.directory.is_over(met.node, met.epoch) or self._links.get(link.address) is not link:
+            return  # an answer that comes late
         for other in self._links.values():
             if other.name == met.node:
                 other.name = ""

@@ -28,8 +28,8 @@ Why = Callable[[], DataError]
 class Link:
     """To whoever listens at `address`: another life of the node, or another node, when the one before has gone.
 
-    `met` is whom one has met there (node, epoch), None: nobody, or it has gone. `name` is that node's while this is the
-    line to be used for it, else empty. Raises: BadArgument, Refused.
+    `met` is whom one has met there (node, epoch), None: nobody, or it has gone, `since` when (seconds of the loop).
+    `name` is that node's while this is the line to be used for it, else empty. Raises: BadArgument, Refused.
     """
 
     def __init__(self, context: zmq.asyncio.Context, address: str, key: str) -> None:
@@ -37,6 +37,7 @@ class Link:
         self.address = address
         self.name = ""
         self.met: tuple[str, int] | None = None
+        self.since = asyncio.get_running_loop().time()
         self._gone: Why | None = None
         self._within: dict[asyncio.Timeout, Why | None] = {}
         self._socket = context.socket(zmq.DEALER)
@@ -62,7 +63,7 @@ class Link:
     def leave(self, why: Why) -> None:
         """The node that was met here has gone: what was asked of it, and is done with it, ends by this error."""
         self.name, self.met, self._gone = "", None, why
-        now = asyncio.get_running_loop().time()
+        self.since = now = asyncio.get_running_loop().time()
         for limit in self._within:
             if not limit.expired():
                 self._within[limit] = why
@@ -97,6 +98,8 @@ class Link:
     async def ask(self, request: w.Said, kind: type[Answer], timeout: float) -> Answer:
         """Raises: PeerUnreachable after `timeout` seconds, the error of `leave` when the node that was met goes before
         it answers, what the peer says, BadMessage for another answer."""
+        if self._socket.closed:
+            raise PeerUnreachable(f"the address {self.address} was forgotten")
         if self._gone is not None and not isinstance(request, w.Meet):
             raise self._gone()
         id = next(self._ids)

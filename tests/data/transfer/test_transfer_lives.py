@@ -131,9 +131,8 @@ def test_a_node_that_says_that_it_lives_anew_has_the_pins_of_its_new_life_only(n
         assert real.pinned() == 1
 
 
-def test_a_node_that_says_its_name_is_met_at_once_where_our_first_words_were_lost(monkeypatch):
-    monkeypatch.setattr(cluster, "MEET_S", 3600.0)
-    other = PlayedNode()
+def play_with_a_cluster(play, **options):
+    """Run a node's `Cluster` while `play(address)`, in a thread, is its other nodes."""
 
     async def ended(_node, _epoch):
         pass
@@ -141,25 +140,59 @@ def test_a_node_that_says_its_name_is_met_at_once_where_our_first_words_were_los
     async def handle(_said):
         pass
 
+    async def run():
+        config = NodeConfig(manager="", name="a", beat_s=0.05, **options)
+        real = cluster.Cluster(config, (POOL,), ended, handle)
+        living = asyncio.create_task(real.run())
+        try:
+            await asyncio.to_thread(play, real.address)
+            assert not living.done()
+        finally:
+            living.cancel()
+            await asyncio.wait([living])
+            real.close()
+
+    asyncio.run(run())
+
+
+def test_a_node_that_says_its_name_is_met_at_once_where_our_first_words_were_lost(monkeypatch):
+    monkeypatch.setattr(cluster, "MEET_S", 3600.0)
+
     def play(address):
         other.connect(address)
         other.until(w.Meet)  # and is not answered
         other.ask(w.Meet(w.PROTOCOL, "x", 1, other.address, handshake_vector()))
         other.until(w.Meet)
 
-    async def run():
-        config = NodeConfig(manager="", name="a", peers=(other.address,), beat_s=0.05)
-        real = cluster.Cluster(config, (POOL,), ended, handle)
-        living = asyncio.create_task(real.run())
-        try:
-            await asyncio.to_thread(play, real.address)
-        finally:
-            living.cancel()
-            await asyncio.wait([living])
-            real.close()
+    with contextlib.closing(PlayedNode()) as other:
+        play_with_a_cluster(play, peers=(other.address,))
 
-    with contextlib.closing(other):
-        asyncio.run(run())
+
+def test_addresses_where_nobody_is_any_more_make_room_for_new_ones_and_those_of_nodes_do_not(monkeypatch):
+    monkeypatch.setattr(cluster, "MAX_NODES", 3)
+
+    def play(address):
+        def meet(node, at):
+            return node.ask(w.Meet(w.PROTOCOL, node.name, 1, at, handshake_vector()))
+
+        for node in (*living, passing):
+            node.connect(address)
+        for node in living:
+            meet(node, node.address)
+            node.until(w.Beat)  # it was met
+        for port in range(1, 30):  # where nobody listens
+            assert isinstance(meet(passing, f"tcp://127.0.0.1:{port}"), w.Met)
+        assert {*meet(living[0], living[0].address).peers} == {node.address for node in living}
+        meet(passing, passing.address)
+        passing.until(w.Beat)
+        refused = meet(living[0], "tcp://127.0.0.1:30")
+        assert isinstance(refused, w.Sorry)
+        assert "3 nodes are known already" in refused.message
+
+    with contextlib.ExitStack() as stack:
+        living = [stack.enter_context(contextlib.closing(PlayedNode(name))) for name in ("x", "y")]
+        passing = stack.enter_context(contextlib.closing(PlayedNode("z")))
+        play_with_a_cluster(play, silent_s=60.0)
 
 
 def test_what_an_earlier_life_has_said_and_comes_late_counts_for_nothing(node):
