@@ -2,10 +2,13 @@
 
 DeepSeek-V2-Lite at full size with seeded random weights, bf16, pages of 64 tokens. Plain SGLang's `Engine`, one engine
 of ours (A) and a second one (B) live on the card at once, A and B over one KV pool of a memory manager; requests
-alternate between plain and A, with the same flags, each after 10 ms in which the device is idle. Every figure is a
-median; --json prints one object with plain numbers and nothing else; --out keeps every sample. Without --json the steps
-of the median first token follow, where the prompt was found in L1 (l1), in L1 but not pinned (pool), in L2 (l2) and in
-L3 (l3).
+alternate between plain and A, with the same flags, each after 10 ms in which the device is idle. The processes of the
+engines that a request does not go to are stopped (SIGSTOP) meanwhile, plain and ours alike: a scheduler that looks for
+work without sleeping, as plain's always does, takes half a core from who shares it, and a guest is not told which of
+its processors do. --others run lets them run, and so do the figures named _beside. Every figure is a median; --json
+prints one object with plain numbers and nothing else; --out keeps every sample. Without --json the steps of the median
+first token follow, of 512 new tokens (cold) and where a prompt was found in L1 (l1), in L1 but not pinned (pool), in
+L2 (l2) and in L3 (l3).
 
 equal_tokens           share of cold prompts (around and off page borders, 65 to 20,000 tokens) whose 48 greedy tokens
                        are plain SGLang's; equal_tokens_cached: the same prompts again, now cached;
@@ -14,7 +17,9 @@ prefill_N, decode_N    throughput of N prompts of 512 tokens (N new ones; 64 or 
                        equal_tokens_N: share of equal answers (a batch that forms otherwise rounds otherwise)
 ttft_l1_ratio          first token of a 32,768-token prompt found whole in L1, over plain SGLang's own radix hit
 tail_extend_ms         first token of a prompt of which all but 64 tokens are cached
-pd_extra_ms, pd_gap_ms A prefills and emits the first token, B goes on: first token against A's own, first to second
+pd_extra_ms, pd_gap_ms A prefills and emits the first token, B goes on: first token against A's own, first to second;
+                       pd_equal_tokens: share of second tokens that A decodes as well; pd_equal_to_own: that A gives for
+                       the prompt that B was given, with as much of it cached
 turns_ratio            first token of turn 10 over turn 1: 512 new prompt tokens and 256 answer tokens a turn
 ttft_l2_ratio, ttft_l3_ratio   first token of a 32,768-token prompt that lies in L2 (in L3 on the disk of --ssd) alone,
                        over ttft_l1_ms and the time its bytes take at what the tier was measured to give in this run:
@@ -172,6 +177,7 @@ async def measure(options: argparse.Namespace, work: Path, say: Any) -> Figures:
     else:
         plain = Plain(str(folder), flags)
     a, b = SGLangEngine(config), SGLangEngine(config)
+    figures = None
     try:
         await a.start()
         say(f"A up after {time.perf_counter() - begin:.0f} s, {used_gib(options.tiny):.1f} GiB")
@@ -201,6 +207,7 @@ async def measure(options: argparse.Namespace, work: Path, say: Any) -> Figures:
             "64": lambda: figures.throughput(64, 64),
             "turns": figures.turns,
             "tiers": tiers,
+            "beside": figures.beside,
         }
         failed = []
         for name in options.steps.split(",") if options.steps else steps:
@@ -218,6 +225,8 @@ async def measure(options: argparse.Namespace, work: Path, say: Any) -> Figures:
             raise SystemExit(f"these steps failed, or there was no time for them: {', '.join(failed)}")
         return figures
     finally:
+        if figures is not None:
+            figures.only("plain", "a", "b")
         await asyncio.gather(plain.close(), a.close(), b.close(), return_exceptions=True)
         manager.terminate()
         manager.wait(20)
@@ -232,6 +241,7 @@ def main() -> None:
     parser.add_argument("--steps", help="only these, in this order, comma between")
     parser.add_argument("--tiny", action="store_true", help="on a CPU with a tiny model: whether the script works")
     parser.add_argument("--ssd", help="folder on the disk of L3; default: of temporary files")
+    parser.add_argument("--others", choices=("stop", "run"), default="stop", help="what engines do that are not asked")
     parser.add_argument("--no-tail-graph", action="store_true", help="short extends as SGLang runs them")
     parser.add_argument("--own-weights", action="store_true", help="every engine of ours loads its own")
     parser.add_argument("--attention", default="fa3", help="SGLang's; fa3 is its own choice on Hopper")

@@ -6,6 +6,7 @@ import asyncio
 import mmap
 import multiprocessing
 import os
+import signal
 import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -66,6 +67,7 @@ async def device_idle() -> None:
 
 
 def _plain(pipe: Any, folder: str, flags: dict[str, Any]) -> None:
+    os.setpgid(0, 0)  # with its scheduler and detokenizer, to be stopped as one
     import sglang
 
     engine = sglang.Engine(
@@ -102,6 +104,11 @@ class Plain:
         seconds, tokens = self._pipe.recv()
         return seconds, tokens
 
+    def let_run(self, run: bool) -> None:
+        """Stop all its processes, or let them go on."""
+        assert self._process.pid is not None
+        os.killpg(self._process.pid, signal.SIGCONT if run else signal.SIGSTOP)
+
     async def close(self) -> None:
         if self._process.is_alive():
             self._pipe.send(None)
@@ -127,11 +134,19 @@ class PlainEngine:
     async def start(self) -> None:
         await self.engine.start()
 
+    def let_run(self, run: bool) -> None:
+        let_run(self.engine, run)
+
     async def close(self) -> None:
         await self.engine.close()
 
 
 # -- ours -------------------------------------------------------------------------------------------------------------
+
+
+def let_run(engine: Any, run: bool) -> None:
+    """Stop an engine's process, or let it go on."""
+    os.kill(engine.pid, signal.SIGCONT if run else signal.SIGSTOP)
 
 
 async def ours(engine: Any, ids: list[list[int]], count: int) -> tuple[float, list[list[int]]]:

@@ -20,11 +20,13 @@ from compute_engines import (
     disk_rate,
     first_and_second,
     first_token,
+    let_run,
     ours,
     wait_for_jobs,
 )
 
 VOCABULARY = 102_400
+ENGINES = {"plain", "a", "b"}
 TINY = 64
 """Lengths are divided by it with --tiny."""
 
@@ -43,11 +45,23 @@ class Figures:
         self.pairs: int = options.pairs
         self.tiny: bool = options.tiny
         self.page = PAGE // 16 if self.tiny else PAGE
+        self._stops: bool = options.others == "stop"
+        self._running = set(ENGINES)
         self._kept: str | None = options.out
         self.out: dict[str, float] = {}
         self.samples: dict[str, list[float]] = {}
         self.steps: dict[str, dict[str, float]] = {}
         self.seed = 1000
+
+    def only(self, *names: str) -> None:
+        """Stop all engines but these, of plain, a and b."""
+        run = set(names) if self._stops else ENGINES
+        for name in self._running ^ run:
+            if name == "plain":
+                self.plain.let_run(name in run)
+            else:
+                let_run(self.a if name == "a" else self.b, name in run)
+        self._running = set(run)
 
     def note(self, name: str, samples: list[float]) -> None:
         """A figure: the median of its samples."""
@@ -110,7 +124,13 @@ class Figures:
         """Of a prompt or an answer."""
         return max(1, tokens // TINY) if self.tiny else tokens
 
-    async def throughput(self, batch: int, new: int) -> None:
+    async def beside(self) -> None:
+        """The same of one request with all engines running."""
+        self._stops, stops = False, self._stops
+        await self.throughput(1, 256, "_beside")
+        self._stops = stops
+
+    async def throughput(self, batch: int, new: int, under: str = "") -> None:
         """prefill_N, decode_N and whether the tokens are equal."""
         prefill, decode, speed, same = [], [], [], []
         new = self.length(new)
@@ -124,25 +144,27 @@ class Figures:
                 whole, tokens = await run(ids, new + 1)
                 times[name] = (cold, whole - one, tokens)
             for name, (cold, longer, _) in times.items():
-                self.samples.setdefault(f"{name}_prefill_s_{batch}", []).append(cold)
-                self.samples.setdefault(f"{name}_decode_s_{batch}", []).append(longer)
+                self.samples.setdefault(f"{name}_prefill_s_{batch}{under}", []).append(cold)
+                self.samples.setdefault(f"{name}_decode_s_{batch}{under}", []).append(longer)
             prefill.append(times["plain"][0] / times["ours"][0])
             decode.append(times["plain"][1] / times["ours"][1])
             speed.append(batch * new / times["ours"][1])
             same += [float(p == m) for p, m in zip(times["plain"][2], times["ours"][2], strict=True)]
-        self.note(f"ratio_to_sglang.prefill_{batch}", prefill)
-        self.note(f"ratio_to_sglang.decode_{batch}", decode)
-        self.note(f"decode_tokens_per_s_{batch}", speed)
-        self.out[f"equal_tokens_{batch}"] = statistics.mean(same)
+        self.note(f"ratio_to_sglang.prefill_{batch}{under}", prefill)
+        self.note(f"ratio_to_sglang.decode_{batch}{under}", decode)
+        self.note(f"decode_tokens_per_s_{batch}{under}", speed)
+        self.out[f"equal_tokens_{batch}{under}"] = statistics.mean(same)
 
     def _run(self, name: str) -> Any:
         async def plain(ids: list[list[int]], count: int) -> tuple[float, list[list[int]]]:
+            self.only("plain")
             await device_idle()
             if isinstance(self.plain, PlainEngine):
                 return await ours(self.plain.engine, ids, count)
             return await asyncio.get_running_loop().run_in_executor(None, self.plain, ids, count)
 
         async def mine(ids: list[list[int]], count: int) -> tuple[float, list[list[int]]]:
+            self.only("a")
             await device_idle()
             return await ours(self.a, ids, count)
 
@@ -177,8 +199,10 @@ class Figures:
         """
         from omni_flow.data.messages import L1, L2, L3
 
+        self.only("a")
         (prompt,) = self.fresh(1, 32_768)
         recompute = (await ours(self.a, [prompt], 1))[0] * 1e3
+        self.note_steps("cold", [await self._first(self.fresh(1, 512)[0]) for _ in range(9)])
         near = self.note_steps("l1", [await self._first(prompt) for _ in range(5)])
         pages = len(keys_of(prompt))
         await self._fetched(client, keys_of)
@@ -240,8 +264,9 @@ class Figures:
         raise RuntimeError(f"20 times pages went past tier {tier} or were dropped on their way")
 
     async def roles(self) -> None:
-        """pd_extra_ms and pd_gap_ms."""
-        extra, gap, same = [], [], []
+        """pd_extra_ms, pd_gap_ms and whether the tokens are equal."""
+        self.only("a", "b")
+        extra, gap, same, alike = [], [], [], []
         for _ in range(self.pairs):
             whole, split = self.fresh(2, 4096 + 37)
             await device_idle()
@@ -257,12 +282,16 @@ class Figures:
             extra.append((first - began - alone) * 1e3)
             _, both = await ours(self.a, [split], 2)
             same.append(float(both[0] == handed[0] + tokens[0]))
+            _, again = await ours(self.a, [split + handed[0]], 1)
+            alike.append(float(again == tokens))
         self.note("pd_extra_ms", extra)
         self.note("pd_gap_ms", gap)
         self.out["pd_equal_tokens"] = statistics.mean(same)
+        self.out["pd_equal_to_own"] = statistics.mean(alike)
 
     async def turns(self) -> None:
         """turns_ratio, and the same where nothing is cached."""
+        self.only("a")
         ratios, plain_ratios = [], []
         for _ in range(max(3, self.pairs // 4)):
             history: list[int] = []
