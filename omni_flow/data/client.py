@@ -35,6 +35,7 @@ class MemoryManagerClient(KvCalls):
         read_only: map everything read-only and refuse to reserve.
         quotas: pool → L1 pages that must always be available to this session.
         timeout: seconds a call may take beyond the wait it asks for.
+        spin: seconds in which a call looks for its reply without sleeping, at the cost of a core; over a Unix socket.
 
     An argument that can't be meant, here or in a call, is refused with `BadArgument`, which names it.
 
@@ -53,9 +54,11 @@ class MemoryManagerClient(KvCalls):
         kinds: tuple[str, ...] = (),
         shared_key: str = "",
         timeout: float = 30.0,
+        spin: float = 0.0,
     ) -> None:
         self.address = text("address", address, 4096)
         self.timeout = real("timeout", timeout, 0.001)
+        self._spin = real("spin", spin, 0.0, 1.0)
         self.on_event: Callable[[Message], None] | None = None
         self.on_stale: list[Callable[[], None]] = []
         self.on_trim: list[Callable[[], None]] = []
@@ -79,7 +82,7 @@ class MemoryManagerClient(KvCalls):
 
     def _register(self) -> None:
         self.epoch = 0
-        self.link = open_link(self.address, self._shared_key, self.timeout)
+        self.link = open_link(self.address, self._shared_key, self.timeout, self._spin)
         try:
             reply = self._exchange(Op.HELLO, self._hello, (), (), self.timeout)
             self.welcome = reply.body(Welcome)

@@ -59,10 +59,18 @@ class PostingClient(MemoryManagerClient):
     A request whose answer nobody reads (`read` is None) and that fails makes the next `post` raise.
     """
 
-    def __init__(self, address: str, *, name: str = "", role: str = "client", quotas: dict[str, int] | None = None):
+    def __init__(
+        self,
+        address: str,
+        *,
+        name: str = "",
+        role: str = "client",
+        quotas: dict[str, int] | None = None,
+        spin: float = 0.0,
+    ) -> None:
         self._posted: dict[int, Answer[Any]] = {}
         self.failed: DataError | None = None
-        super().__init__(address, name=name, role=role, quotas=quotas)
+        super().__init__(address, name=name, role=role, quotas=quotas, spin=spin)
 
     def post(self, request: Request, read: Callable[[Message], T] | None = None) -> Answer[T]:
         """Send; `read` makes of the reply what the answer gives.

@@ -174,6 +174,18 @@ def test_what_was_absent_is_found_when_it_is_asked_for_again_before_a_batch_was_
     assert book.match(keys, ahead.absent([keys, keys], 5)).depth == 4
 
 
+def test_what_was_probed_otherwise_is_absent_for_that_batch_alone_and_until_pages_come() -> None:
+    ahead = Lookahead(PageBook(LocalPages(8)), lambda request: request)
+    one, other = keys_of([1]), keys_of([2])
+    ahead.learn(one, 5)
+    ahead.learn(other, 5)
+    assert ahead.absent([one], 5) == {*one, *other}
+    assert ahead.absent([one], 6) == set()
+    ahead.learn(one, 6)
+    ahead.forget()
+    assert ahead.absent([one], 6) == set()
+
+
 def test_room_is_made_by_the_lease_where_it_suffices_else_by_idle_pins_on_other_pages() -> None:
     book = PageBook(LocalPages(2 * LOT))
     for tokens in ([7] * 20, [8] * 80):

@@ -32,12 +32,14 @@ class Lookahead:
         self._asked: list[tuple[set[PageHash], Callable[[], set[PageHash]]]] = []
         self._batch = -1
 
+    def learn(self, absent: Iterable[PageHash], batch: int) -> None:
+        """These were probed otherwise, and are not there, for the batch of this number."""
+        self._begin(batch)
+        self._absent.update(absent)
+
     def ask(self, chains: Iterable[Sequence[PageHash]], batch: int) -> None:
         """Probe what look-ups of these keys would ask for first, for the batch of this number."""
-        if batch != self._batch:
-            self._batch = batch
-            self._absent = set()
-            self._asked = []
+        self._begin(batch)
         firsts = {first for keys in chains if (first := self._book.first_unpinned(keys)) is not None}
         if firsts:
             self._asked.append((firsts, self._book.source.absent(list(firsts))))
@@ -45,6 +47,12 @@ class Lookahead:
     def ask_for(self, waiting: Iterable[Any], batch: int) -> None:
         """The same for requests that wait."""
         self.ask(map(self._keys_of, islice(waiting, WIDTH)), batch)
+
+    def _begin(self, batch: int) -> None:
+        if batch != self._batch:
+            self._batch = batch
+            self._absent = set()
+            self._asked = []
 
     def forget(self) -> None:
         """Pages have come that were not there."""

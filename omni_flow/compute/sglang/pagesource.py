@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 from omni_flow.compute.errors import ComputeError
 from omni_flow.data.identity import PageHash
@@ -86,6 +88,12 @@ class LocalPages:
         self._free.append(page)
 
 
+PATIENCE_S: Final = 1.0
+"""How long a lease waits for pages in its way to be written down a tier. Then they are dropped, for all requests of the
+engine wait with it; and so they are for `HASTE_S`, as whoever should write them stands still."""
+HASTE_S: Final = 10.0
+
+
 class PoolPages:
     """Pages of a KV pool of the node's memory manager: its L1 slots, shared with every other engine of the node.
 
@@ -98,16 +106,21 @@ class PoolPages:
         quota: pages.
     """
 
-    def __init__(self, client: PostingClient, pool: str, quota: int, *, patience: float = 5.0) -> None:
+    def __init__(self, client: PostingClient, pool: str, quota: int, *, patience: float = PATIENCE_S) -> None:
         self.quota = quota
         self.pool = pool
         self._client = client
         self._patience = patience
+        self._hasty_until = 0.0
         self._leased: dict[int, tuple[int, int]] = {}
         self._pins: dict[int, list[tuple[int, int]]] = {}
 
     def take(self, count: int, least: int) -> list[int]:
-        room = self._client.reserve(self.pool, count, least=least, timeout=self._patience)
+        began = time.monotonic()
+        patience = self._patience if began >= self._hasty_until else 0.0
+        room = self._client.reserve(self.pool, count, least=least, timeout=patience)
+        if patience and (now := time.monotonic()) - began >= patience:
+            self._hasty_until = now + HASTE_S
         pages: list[int] = room.slots.tolist()
         for at, page in enumerate(pages):
             self._leased[page] = (room.token, at)
@@ -158,25 +171,15 @@ class PoolPages:
         return found
 
     def known(self, keys: Sequence[PageHash]) -> int:
-        tiers = self._tiers(keys)()
+        tiers = self.tiers(keys)()
         return next((at for at, tier in enumerate(tiers) if not tier & L1), len(tiers))
 
     def absent(self, keys: Sequence[PageHash]) -> Callable[[], set[PageHash]]:
-        tiers = self._tiers(keys)
+        tiers = self.tiers(keys)
         return lambda: {key for key, tier in zip(keys, tiers(), strict=True) if not tier & L1}
 
-    def lower(self, keys: Sequence[PageHash]) -> Callable[[], dict[int, int]]:
-        """Those of the longest prefix of `keys` that is in some tier which are not in L1: place → tiers."""
-        asked = self._tiers(keys)
-
-        def finish() -> dict[int, int]:
-            tiers = asked()
-            end = tiers.index(0) if 0 in tiers else len(tiers)
-            return {at: tier for at, tier in enumerate(tiers[:end]) if not tier & L1}
-
-        return finish
-
-    def _tiers(self, keys: Sequence[PageHash]) -> Callable[[], list[int]]:
+    def tiers(self, keys: Sequence[PageHash]) -> Callable[[], list[int]]:
+        """In which tiers each page is; 0: in none."""
         batches = (keys[start : start + MAX_BATCH] for start in range(0, len(keys), MAX_BATCH))
         asked = [self._client.post(probe_request(self.pool, batch), per_key) for batch in batches]
         return lambda: [tier for answer in asked for tier in answer().tolist()]
@@ -190,6 +193,12 @@ class PoolPages:
                 del self._pins[page]
         for lease, positions in _grouped(gone).items():
             self._client.post(unpin_request(self.pool, lease, positions))
+
+
+def lower(tiers: Sequence[int]) -> dict[int, int]:
+    """Of pages in these tiers, those of the longest prefix that is in some tier which are not in L1: place → tiers."""
+    end = tiers.index(0) if 0 in tiers else len(tiers)
+    return {at: tier for at, tier in enumerate(tiers[:end]) if not tier & L1}
 
 
 def _grouped(pairs: Iterable[tuple[int, int]]) -> dict[int, list[int]]:

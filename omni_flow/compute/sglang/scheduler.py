@@ -18,7 +18,7 @@ from omni_flow.compute.prefix import PageChain
 from omni_flow.compute.sglang import step_hook
 from omni_flow.compute.sglang.loading import Loader
 from omni_flow.compute.sglang.outlet import Course, Outlet
-from omni_flow.compute.sglang.pagesource import PoolPages
+from omni_flow.compute.sglang.pagesource import PoolPages, lower
 from omni_flow.compute.sglang.requests import Endless, chain_for, rid_of, to_sglang
 from omni_flow.compute.sglang.takeover import current
 from omni_flow.compute.sglang.wire import (
@@ -34,7 +34,7 @@ from omni_flow.compute.sglang.wire import (
     Shutdown,
     Stats,
 )
-from omni_flow.data.messages import L2, L3
+from omni_flow.data.messages import L1, L2, L3
 
 LOADS: Final = 8
 """How often the pages of a request are brought, where some had gone before all were there, and more are each time."""
@@ -92,11 +92,11 @@ def scheduler_class() -> type:
 
         inlet: Inlet
         _chains: dict[str, PageChain]
-        _lower: dict[str, Callable[[], dict[int, int]]]
+        _tiers: dict[str, Callable[[], list[int]]]
 
         def init_ipc_channels(self, port_args: Any) -> None:
             self.outlet = Outlet(self.inlet, lambda: self.tree_cache.settle())
-            self._chains, self._lower = {}, {}
+            self._chains, self._tiers = {}, {}
             self.load_snapshot_writer = None
             self.recv_from_tokenizer = self._pull
             self.ipc_channels = SchedulerIpcChannels(
@@ -164,20 +164,22 @@ def scheduler_class() -> type:
             """Name the pages of requests that have come and have them looked up, while SGLang takes the requests in."""
             takeover = current()
             source = takeover.book.source
+            tiered = source if takeover.loader is not None and isinstance(source, PoolPages) else None
             for message in new:
                 chain = chain_for(message)
                 ids = np.frombuffer(message.ids, np.int64)
                 chain.upto(ids, len(ids) - 1, takeover.page_size)
                 self._chains[rid_of(message.number)] = chain
-                if takeover.loader is not None and isinstance(source, PoolPages):
-                    self._lower[rid_of(message.number)] = source.lower(chain.keys)
+                if tiered is not None:
+                    self._tiers[rid_of(message.number)] = tiered.tiers(chain.keys)
                 self.outlet.timelines.mark(rid_of(message.number), "named")
-            self.tree_cache.lookahead.ask((chain.keys for chain in self._chains.values()), self.forward_ct)
+            if tiered is None:
+                self.tree_cache.lookahead.ask((chain.keys for chain in self._chains.values()), self.forward_ct)
 
         def process_input_requests(self, recv_reqs: list[Any]) -> None:
             super().process_input_requests(recv_reqs)
             self._chains.clear()  # who was refused needs none
-            self._lower.clear()
+            self._tiers.clear()
 
         def get_next_batch_to_run(self, *arguments: Any, **named: Any) -> Any:
             plan = super().get_next_batch_to_run(*arguments, **named)
@@ -254,7 +256,12 @@ def scheduler_class() -> type:
             source = takeover.book.source
             if takeover.loader is None or not isinstance(source, PoolPages):
                 return False
-            missing = (self._lower.get(req.rid) or source.lower(self.tree_cache.keys_of(req)))()
+            keys = self.tree_cache.keys_of(req)
+            tiers = (self._tiers.get(req.rid) or source.tiers(keys))()
+            missing = lower(tiers)
+            self.tree_cache.lookahead.learn(
+                (key for key, at in zip(keys, tiers, strict=True) if not at & L1), self.forward_ct
+            )
             self.outlet.timelines.mark(req.rid, "probed")
             if missing:
                 course = self.outlet.courses[req.rid]
@@ -288,7 +295,7 @@ def scheduler_class() -> type:
             depth = takeover.book.match(keys).depth
             self.outlet.timelines.mark(req.rid, "pinned")
             again = course.loads[-1] < depth < len(keys) and len(course.loads) < LOADS
-            missing = source.lower(keys)() if again else {}
+            missing = lower(source.tiers(keys)()) if again else {}
             if missing:
                 self._load(req, takeover.loader, missing)
             return bool(missing)

@@ -40,6 +40,10 @@ SHAPING: Final = ("attention_backend", "moe_runner_backend", "quantization", "dt
 """Arguments of SGLang that decide what weights look like once they are loaded."""
 
 
+SPIN_S: Final = 0.0005
+"""An engine that stays awake looks so long for an answer of the memory manager, which takes it 100 to 300 µs."""
+
+
 def namespace_of(config: EngineConfig) -> Namespace:
     """Identity of what the engine computes: engines of equal namespace share pages."""
     model = read_config(config.model)
@@ -64,7 +68,11 @@ def _takeover(config: EngineConfig, arguments: dict[str, Any]) -> takeover.Takeo
         source = LocalPages(quota)
         return takeover.Takeover(PageBook(source), config.page_size, namespace_of(config), cpu)
     client = PostingClient(
-        config.manager, name=f"engine {os.getpid()}", role="engine", quotas={config.pool: quota + LOT}
+        config.manager,
+        name=f"engine {os.getpid()}",
+        role="engine",
+        quotas={config.pool: quota + LOT},
+        spin=SPIN_S if config.awake_s else 0.0,
     )
     info = next((info for info in client.welcome.pools if info.name == config.pool), None)
     if info is None:
