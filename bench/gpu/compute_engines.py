@@ -114,7 +114,8 @@ class Plain:
             self._pipe.send(None)
         self._process.join(15)
         if self._process.is_alive():
-            self._process.kill()
+            assert self._process.pid is not None
+            os.killpg(self._process.pid, signal.SIGKILL)
 
 
 def wait_for_jobs(client: Any) -> None:

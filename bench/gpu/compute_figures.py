@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import random
 import statistics
@@ -57,10 +58,11 @@ class Figures:
         """Stop all engines but these, of plain, a and b."""
         run = set(names) if self._stops else ENGINES
         for name in self._running ^ run:
-            if name == "plain":
-                self.plain.let_run(name in run)
-            else:
-                let_run(self.a if name == "a" else self.b, name in run)
+            with contextlib.suppress(ProcessLookupError):  # it has died, as its next request says
+                if name == "plain":
+                    self.plain.let_run(name in run)
+                else:
+                    let_run(self.a if name == "a" else self.b, name in run)
         self._running = set(run)
 
     def note(self, name: str, samples: list[float]) -> None:
@@ -125,10 +127,12 @@ class Figures:
         return max(1, tokens // TINY) if self.tiny else tokens
 
     async def beside(self) -> None:
-        """The same of one request with all engines running."""
+        """prefill_1_beside and decode_1_beside: of one request while all engines run."""
         self._stops, stops = False, self._stops
-        await self.throughput(1, 256, "_beside")
-        self._stops = stops
+        try:
+            await self.throughput(1, 256, "_beside")
+        finally:
+            self._stops = stops
 
     async def throughput(self, batch: int, new: int, under: str = "") -> None:
         """prefill_N, decode_N and whether the tokens are equal."""

@@ -73,13 +73,15 @@ class Account:
 
 @dataclass(slots=True, eq=False)
 class Reservation:
-    """Slots of one tier, invisible to everyone else; `live` says which positions are still reserved."""
+    """Slots of one tier, invisible to everyone else; `live` says which positions are still reserved, `forced` that
+    cached pages were dropped for them which nobody had written down in time."""
 
     token: int
     tier: int
     slots: U32
     live: NDArray[np.bool_]
     left: int
+    forced: bool = False
 
 
 @dataclass(slots=True, eq=False)

@@ -46,11 +46,13 @@ Keys = Sequence[bytes] | U8
 
 
 class Room(NamedTuple):
-    """Reserved slots: write the pages there, then commit."""
+    """Reserved slots: write the pages there, then commit. `forced`: cached pages were dropped for them at the end of
+    the wait, as nobody had written them down a tier in time."""
 
     token: int
     slots: U32
     generations: U32
+    forced: bool = False
 
 
 class Stored(NamedTuple):
@@ -133,7 +135,8 @@ def reserve_request(pool: str, count: int, least: int, timeout: float, tier: int
 
 
 def room_of(reply: Message) -> Room:
-    return Room(reply.body(Reserved).token, reply.column(0, "<u4").copy(), reply.column(1, "<u4").copy())
+    body = reply.body(Reserved)
+    return Room(body.token, reply.column(0, "<u4").copy(), reply.column(1, "<u4").copy(), body.forced)
 
 
 def commit_request(

@@ -90,10 +90,16 @@ class KvPool(PinnedPool):
             )
 
         def attempt(last: bool) -> bool:
-            n = min(count, share.room)
-            if n < least or not self.make_room(tier, n, self.now, urgent=last):
+            n, evicted = min(count, share.room), self.counters["evicted"]
+            if n < least:
                 return False
-            taken(self._take(account, slots, n))
+            if not self.make_room(tier, n, self.now, urgent=last):
+                if not last or not self.make_room(tier, least, self.now, urgent=True):
+                    return False
+                n = max(least, min(n, slots.free.count))
+            reservation = self._take(account, slots, n)
+            reservation.forced = last and not at_once and self.counters["evicted"] > evicted
+            taken(reservation)
             return True
 
         def expire() -> None:

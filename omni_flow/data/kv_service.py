@@ -127,7 +127,7 @@ class KvService(BaseService):
 
         def taken(reservation: Reservation) -> None:
             slots = reservation.slots
-            session.reply(message, Reserved(reservation.token), (slots, generation[slots]))
+            session.reply(message, Reserved(reservation.token, reservation.forced), (slots, generation[slots]))
 
         def failed(error: DataError) -> None:
             session.fail(message, error)

@@ -99,7 +99,7 @@ class UnixLink:
             flags |= _DONTWAIT
         else:
             if self._spin:
-                self._look()
+                timeout = self._look(timeout)
             if timeout != self._timeout:
                 self._timeout = timeout
                 self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(timeout))
@@ -132,11 +132,15 @@ class UnixLink:
                 os.close(fd)
             raise
 
-    def _look(self) -> None:
-        """Until there is something to receive, or for as long as it may."""
-        until = time.monotonic() + self._spin
-        while not self._poll.poll(0) and time.monotonic() < until:
-            pass
+    def _look(self, timeout: float | None) -> float | None:
+        """Until there is something to receive, for as long as it may. Returns: how long to sleep at most then."""
+        began = now = time.monotonic()
+        until = began + (self._spin if timeout is None else min(self._spin, timeout))
+        while not self._poll.poll(0):
+            if now >= until:
+                return timeout if timeout is None else max(1e-6, timeout - (now - began))
+            now = time.monotonic()
+        return self._timeout  # it does not sleep
 
     def keep_alive(self, message: Callable[[], bytes]) -> None:
         """Needs nothing: the socket ends with the process."""

@@ -98,6 +98,7 @@ class Reserve(msgspec.Struct, array_like=True):
 
 class Reserved(msgspec.Struct, array_like=True):
     token: int
+    forced: bool = False
 
 
 class Commit(msgspec.Struct, array_like=True):

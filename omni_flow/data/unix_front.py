@@ -26,9 +26,6 @@ _CLOEXEC: Final = int(socket.MSG_CMSG_CLOEXEC)
 _CUT: Final = int(socket.MSG_TRUNC) | int(socket.MSG_CTRUNC)
 _IN: Final = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
 _OUT: Final = select.EPOLLOUT
-_ENGINE_MESSAGES: Final = 64
-"""Messages of an engine taken at once. It tells of tokens when it has posted their pages, without waiting for an
-answer: whoever hears of them and asks comes after that message, and must not be answered before it."""
 _ELSEWHERE: Final = "choose another path"
 _UCRED: Final = struct.Struct("iII")
 
@@ -206,9 +203,7 @@ class UnixFront:
             if events & _OUT:
                 wire.flush()
             if events & _IN:
-                most = _ENGINE_MESSAGES if session.role == "engine" else 1
-                while most and self._receive(fd, session, wire):
-                    most -= 1
+                self._receive(fd, session, wire)
 
         self._watch[fd] = ready
         if uid not in self._uids:
@@ -227,8 +222,7 @@ class UnixFront:
         with contextlib.suppress(OSError):
             self._spare = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
 
-    def _receive(self, fd: int, session: Session, wire: UnixWire) -> bool:
-        """One message, if there is one; whether there may be another."""
+    def _receive(self, fd: int, session: Session, wire: UnixWire) -> None:
         fds: list[int] = []
         try:
             if wire.fds_next:
@@ -236,26 +230,24 @@ class UnixFront:
             else:
                 length = wire.receive(self._buffer)
         except (BlockingIOError, InterruptedError):
-            return False
+            return
         except OSError:
             length = 0
         if not length:
             self._end(fd, session, wire)
-            return False
+            return
         if length > MAX_MESSAGE:
             for one in fds:
                 os.close(one)
             op, request = peek(self._buffer, length)
             session.refuse(op, request, BadMessage("message cut off", f"at most {MAX_MESSAGE} bytes"))
-            return not wire.broken
+            return
         if self._buffer[1] == Op.FDS_NEXT:
             wire.fds_next = True
-            return True
+            return
         self._handle(session, self._buffer, length, fds)
         if wire.broken:
             self._end(fd, session, wire)
-            return False
-        return True
 
     def _receive_fds(self, wire: UnixWire) -> tuple[int, list[int]]:
         """The message announced by FDS_NEXT, with its descriptors."""

@@ -16,15 +16,18 @@ import numpy as np
 import pytest
 
 from omni_flow.compute.checkpoint import read_config
+from omni_flow.compute.engine import Request, Tokens
+from omni_flow.compute.errors import BadRequest
 from omni_flow.compute.kv_layout import kv_layout
 from omni_flow.compute.prefix import PageChain
+from omni_flow.compute.sampling import Sampling
 from omni_flow.compute.sglang.config import EngineConfig
 from omni_flow.compute.sglang.kernel import SGLangEngine
 from omni_flow.compute.sglang.worker import namespace_of
 from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.identity import PageHash
 from omni_flow.data.launch import start
-from omni_flow.data.messages import L3
+from omni_flow.data.messages import L1, L2, L3
 from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.server_config import ServerConfig
 from omni_flow.data.transfer.client import TransferClient
@@ -80,7 +83,7 @@ def free_port() -> int:
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     page_bytes = kv_layout(read_config(FOLDER)).page_bytes(PAGE, "float32")
-    pool = PoolSpec(name="kv", page_bytes=page_bytes, l1_pages=220, l2_pages=96, l3_pages=4000, padding=1)
+    pool = PoolSpec(name="kv", page_bytes=page_bytes, l1_pages=220, l2_pages=96, l3_pages=12_000, padding=1)
     endpoint = f"tcp://127.0.0.1:{free_port()}"
     made, managers = [], []
     for name, listen, peers in (("a", endpoint, ()), ("b", "tcp://127.0.0.1:*", (endpoint,))):
@@ -95,7 +98,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
                 "omni_flow.data.ssd.mover",
                 "{path}",
                 str(folder),
-                str(64 << 20),
+                str(192 << 20),
                 "--segment",
                 "1048576",
                 "--deadline",
@@ -210,6 +213,30 @@ def test_a_request_that_is_cancelled_while_its_pages_load_leaves_nothing(nodes: 
         again = await kit.answer(node.engine, kit.greedy(prompt, 4))
         assert again.tokens == expected
         assert again.end.cached_tokens == CACHED
+
+    nodes.run(run())
+
+
+@pytest.mark.parametrize("tier", [L1, L2, L3])
+def test_a_request_that_is_refused_on_arrival_leaves_the_engine_alone_wherever_its_pages_lie(
+    nodes: Nodes, tier: int
+) -> None:
+    """A grammar where the checkpoint has no tokenizer: SGLang takes its prompt away before it joins the queue."""
+    seed = 60 + tier
+    node, prompt = nodes.a, prompt_of(seed)
+
+    async def run() -> None:
+        await compute(node, seed)
+        if tier != L1:
+            push_down(node, keys_of(node.engine, prompt), 0)
+        if tier == L2:
+            node.client.fetch("kv", keys_of(node.engine, prompt), tier=L2)
+        refused = Request(spans=[Tokens(prompt)], sampling=Sampling(max_tokens=4, regex="a+"))
+        with pytest.raises(BadRequest, match="grammar"):
+            await kit.answer(node.engine, refused)
+        again = await kit.answer(node.engine, kit.greedy(prompt, 4))
+        assert again.tokens == kit.oracle_greedy(nodes.oracle, prompt, 4)[0]
+        node.check(dict(await node.engine.stats()))
 
     nodes.run(run())
 

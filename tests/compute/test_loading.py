@@ -2,62 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import select
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pool_rig import PoolRig
 
 from omni_flow.compute.sglang.loading import AT_ONCE, PART, Loader
-from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.identity import PageHash
-from omni_flow.data.launch import start
 from omni_flow.data.messages import L1, L2
-from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.posting_client import PostingClient
-from omni_flow.data.server_config import ServerConfig
 
 
-class Rig:
-    """A manager with L1 and L2, its mover, and a loader."""
+class Rig(PoolRig):
+    """And a loader."""
 
     def __init__(self, folder: Path) -> None:
-        path = str(folder / "m.sock")
-        pool = PoolSpec(name="kv", page_bytes=4096, l1_pages=200, l2_pages=200)
-        self.manager = start(ServerConfig(path=path, pools=(pool,), movers=(("copy",),), huge=False))
-        self.client = MemoryManagerClient(path)
-        self.posting = PostingClient(path, name="loader")
+        super().__init__(folder)
+        self.posting = PostingClient(self.path, name="loader")
         self.loader = Loader(self.posting, "kv")
-
-    def mover(self) -> int:
-        """Process id of the mover, once it is there."""
-        while True:
-            for row in self.client.inspect():
-                if row["role"] == "mover":
-                    return int(row["pid"])
-            self.client.wait_end(0.02)
-
-    @contextlib.contextmanager
-    def mover_stopped(self) -> Iterator[None]:
-        """The mover stands still meanwhile."""
-        pid = self.mover()
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            os.kill(pid, signal.SIGCONT)
-
-    def in_l2(self, count: int) -> list[PageHash]:
-        return self.pages(count, L2)
-
-    def pages(self, count: int, tier: int) -> list[PageHash]:
-        keys = [PageHash(os.urandom(32)) for _ in range(count)]
-        room = self.client.reserve("kv", count, tier=tier)
-        self.client.commit("kv", room.token, keys)
-        return keys
 
     def back(self) -> list[tuple[str, bool]]:
         """What comes back next, woken by the descriptor."""
@@ -76,9 +40,7 @@ class Rig:
 
     def close(self) -> None:
         self.posting.close()
-        self.client.close()
-        self.manager.terminate()
-        self.manager.wait(20)
+        super().close()
 
 
 @pytest.fixture

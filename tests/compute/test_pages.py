@@ -162,26 +162,35 @@ def test_pages_that_are_leased_ahead_never_stand_in_the_way_of_a_hit() -> None:
     assert book.check() == []
 
 
-def test_what_was_absent_is_found_when_it_is_asked_for_again_before_a_batch_was_formed() -> None:
+@pytest.mark.parametrize("probed", ["by the look-ahead", "otherwise"])
+def test_what_was_absent_is_found_when_it_is_asked_for_again_before_a_batch_was_formed(probed: str) -> None:
     source = LocalPages(8)
     book = PageBook(source)
     ahead = Lookahead(book, lambda request: request)
     keys = keys_of([1, 2, 3, 4])
+
+    def ask() -> None:
+        if probed == "otherwise":
+            ahead.learn(keys, source.absent(keys)(), 5)
+        else:
+            ahead.ask([keys], 5)
+
+    ask()
     ahead.ask([keys], 5)
     assert book.match(keys, ahead.absent([keys, keys], 5)).depth == 0
+    ahead.ask([keys], 5)  # answered late
     source.seal(source.take(4, 4), keys)()  # by another engine
-    ahead.ask([keys], 5)
+    ask()
     assert book.match(keys, ahead.absent([keys, keys], 5)).depth == 4
 
 
 def test_what_was_probed_otherwise_is_absent_for_that_batch_alone_and_until_pages_come() -> None:
     ahead = Lookahead(PageBook(LocalPages(8)), lambda request: request)
     one, other = keys_of([1]), keys_of([2])
-    ahead.learn(one, 5)
-    ahead.learn(other, 5)
-    assert ahead.absent([one], 5) == {*one, *other}
+    ahead.learn([*one, *other], {*one}, 5)
+    assert ahead.absent([one], 5) == {*one}
     assert ahead.absent([one], 6) == set()
-    ahead.learn(one, 6)
+    ahead.learn(one, {*one}, 6)
     ahead.forget()
     assert ahead.absent([one], 6) == set()
 

@@ -2,42 +2,87 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
-import signal
 from pathlib import Path
+from typing import Any
 
-from omni_flow.compute.sglang.pagesource import PoolPages
-from omni_flow.data.client import MemoryManagerClient
+import pytest
+from pool_rig import PoolRig
+
+from omni_flow.compute.sglang import pagesource
+from omni_flow.compute.sglang.pagesource import STALLED_PATIENCE_S, PoolPages
 from omni_flow.data.identity import PageHash
-from omni_flow.data.launch import start
-from omni_flow.data.pool_spec import PoolSpec
+from omni_flow.data.kv_client import Room
+from omni_flow.data.messages import L2
 from omni_flow.data.posting_client import PostingClient
-from omni_flow.data.server_config import ServerConfig
 
-QUOTA, LEASE, OTHERS = 64, 8, 16
+QUOTA, LEASE = 64, 8
 
 
-def test_a_lease_waits_for_a_mover_that_stands_still_once_and_then_takes_what_is_cached(tmp_path: Path) -> None:
-    path = str(tmp_path / "m.sock")
-    pool = PoolSpec(name="kv", page_bytes=4096, l1_pages=QUOTA + 2 * OTHERS, l2_pages=4 * QUOTA)
-    manager = start(ServerConfig(path=path, pools=(pool,), movers=(("copy",),), huge=False))
-    with MemoryManagerClient(path) as other, PostingClient(path, role="engine", quotas={"kv": QUOTA}) as client:
-        source = PoolPages(client, "kv", QUOTA, patience=0.2)
-        while not (movers := [int(row["pid"]) for row in other.inspect() if row["role"] == "mover"]):
-            other.wait_end(0.02)
-        os.kill(movers[0], signal.SIGSTOP)
-        try:
-            keys = [PageHash(os.urandom(32)) for _ in range(OTHERS)]
-            other.commit("kv", other.reserve("kv", OTHERS).token, keys)
-            mine = [PageHash(os.urandom(32)) for _ in range(QUOTA)]
-            source.unpin(source.seal(source.take(QUOTA, QUOTA), mine)())
-            before, taken = other.stats()["pool_waits/kv"], 0
-            while other.stats()["pool_waits/kv"] == before:
-                taken += len(source.take(LEASE, LEASE))
-            while taken < QUOTA:
-                taken += len(source.take(LEASE, LEASE))
-            assert other.stats()["pool_waits/kv"] == before + 1
-        finally:
-            os.kill(movers[0], signal.SIGCONT)
-    manager.terminate()
-    assert manager.wait(20) == 0
+def engine(rig: PoolRig) -> PostingClient:
+    return PostingClient(rig.path, role="engine", quotas={"kv": QUOTA})
+
+
+def test_leases_wait_long_once_for_a_mover_that_stands_still_and_drop_nothing_when_it_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+    rig = PoolRig(tmp_path)
+    with contextlib.closing(rig), engine(rig) as client:
+        reserve = client.reserve
+
+        def noted(*arguments: Any, timeout: float, **named: Any) -> Room:
+            asked.append(timeout)
+            return reserve(*arguments, timeout=timeout, **named)
+
+        monkeypatch.setattr(client, "reserve", noted)
+        source = PoolPages(client, "kv", QUOTA, patience=0.3)
+        rig.client.reserve("kv", 200, least=1)  # all that the engine was not promised
+
+        def fill() -> list[PageHash]:
+            keys = [PageHash(os.urandom(32)) for _ in range(QUOTA)]
+            source.unpin(source.seal(source.take(QUOTA, QUOTA), keys)())
+            return keys
+
+        with rig.mover_stopped(), caplog.at_level(logging.WARNING, "omni_flow.compute"):
+            fill()
+            while not source.forced:
+                fill()
+            assert set(asked) == {0.3}
+            first = fill()
+            assert source.forced == 2
+            assert asked[-1] == STALLED_PATIENCE_S
+            assert [record.message for record in caplog.records] == [
+                "cached pages are dropped: within 0.3 s nobody wrote them down a tier"
+            ]
+        monkeypatch.setattr(pagesource, "STALLED_PATIENCE_S", 20.0)  # this machine may be slow
+        fill()
+        fill()
+        assert source.forced == 2
+        assert set(rig.client.probe("kv", first).tolist()) == {L2}
+
+
+def test_a_lease_waits_for_slots_that_a_dead_engine_had_and_drops_nothing_for_it(tmp_path: Path) -> None:
+    rig = PoolRig(tmp_path, death_quarantine_s=1.0)
+    with contextlib.closing(rig):
+        with engine(rig) as dead:
+            assert len(dead.reserve("kv", QUOTA).slots) == QUOTA
+            rig.client.reserve("kv", 200, least=1)  # all that the engine was not promised
+        with engine(rig) as client:
+            source = PoolPages(client, "kv", QUOTA, patience=0.1)
+            assert len(source.take(QUOTA, QUOTA)) == QUOTA
+            assert source.forced == 0
+
+
+def test_a_lease_takes_what_there_is_where_the_rest_of_its_quota_stays_closed(tmp_path: Path) -> None:
+    rig = PoolRig(tmp_path, death_quarantine_s=3600.0)
+    with contextlib.closing(rig):
+        with engine(rig) as dead:
+            dead.reserve("kv", QUOTA - LEASE)
+            rig.client.reserve("kv", 200, least=1)  # all that the engine was not promised
+        with engine(rig) as client:
+            source = PoolPages(client, "kv", QUOTA, patience=0.1)
+            assert LEASE <= len(source.take(QUOTA, LEASE)) < QUOTA
+            assert source.forced == 0

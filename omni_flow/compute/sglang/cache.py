@@ -128,7 +128,7 @@ def _cache_class() -> type:
                 self._answer = self.book.seal(*(part for *_, part in self._later))
 
         def settle(self) -> None:
-            """Wait until what has gathered is sealed, before anything else is done with the book."""
+            """Wait until what has gathered is sealed: before anybody hears of its tokens, and looks for its pages."""
             if not self._later:
                 return
             self.post()

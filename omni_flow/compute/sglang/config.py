@@ -32,7 +32,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         threads: CPU threads of the engine process; 0: PyTorch's own choice.
         overlap: prepare the next step on the CPU while the GPU computes; off where there is no GPU.
         awake: seconds after its last work in which the engine looks for more without sleeping, at the cost of a core;
-            None: 1 on a GPU, 0 on a CPU.
+            None: 3 on a GPU, 0 on a CPU. Where it is not 0, calls of the memory manager don't sleep at once either.
         revision, weight_version: identity of the weights in page hashes.
         manager, pool: address and pool of the node's memory manager; "" keeps pages in the engine's process.
         session_ttl: seconds that the pages of a session are kept after a turn, with a manager; 0: as any page.

@@ -32,10 +32,10 @@ class Lookahead:
         self._asked: list[tuple[set[PageHash], Callable[[], set[PageHash]]]] = []
         self._batch = -1
 
-    def learn(self, absent: Iterable[PageHash], batch: int) -> None:
-        """These were probed otherwise, and are not there, for the batch of this number."""
+    def learn(self, keys: Iterable[PageHash], absent: set[PageHash], batch: int) -> None:
+        """These keys were probed otherwise, and of them those are absent, for the batch of this number."""
         self._begin(batch)
-        self._absent.update(absent)
+        self._asked.append((set(keys), lambda: absent))
 
     def ask(self, chains: Iterable[Sequence[PageHash]], batch: int) -> None:
         """Probe what look-ups of these keys would ask for first, for the batch of this number."""

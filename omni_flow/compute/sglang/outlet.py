@@ -41,8 +41,7 @@ class Outlet:
     """Where SGLang sends results: turns them into messages. It has the method of SGLang's sender.
 
     Args:
-        settle: called when tokens have gone out. The pages they were computed with have been posted to the memory
-            manager before, which takes them in before it answers whoever has heard of the tokens.
+        settle: called before tokens go out: the pages they were computed with are to be found by then.
     """
 
     def __init__(self, inlet: Inlet, settle: Callable[[], None]) -> None:
@@ -62,13 +61,13 @@ class Outlet:
             ended: list[tuple[str, PageChain]] = []
             for at, rid in enumerate(output.rids):
                 self._one(output, at, rid, out, ended)
+            self._settle()
             keeper = current().keeper
             if keeper is not None:
                 for session, chain in ended:
                     keeper.turn_ended(session, chain, time.monotonic())
             if out:
                 self._inlet.send(*out)
-            self._settle()
         elif kind not in ("FreezeGCReq", "HealthCheckOutput", "FlushCacheReqOutput"):
             raise TypeError(f"SGLang sent {kind}, which this outlet doesn't know")
 

@@ -26,9 +26,11 @@ Fence = Callable[[], Callable[[], bool]]
 
 
 class PageSource(Protocol):
-    """Who owns the pages. `quota` pages can always be had: leased, or pinned through `seal` and `find`, together."""
+    """Who owns the pages. `quota` pages can always be had: leased, or pinned through `seal` and `find`, together.
+    `forced` counts leases for which cached pages were dropped that should have been written down."""
 
     quota: int
+    forced: int
 
     def take(self, count: int, least: int) -> list[int]:
         """Lease `count` pages, or fewer but at least `least`; nobody else gets them."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from omni_flow.compute.errors import ComputeError
+from omni_flow.data.errors import PoolFull
 from omni_flow.data.identity import PageHash
 from omni_flow.data.kv_client import (
     Stored,
@@ -31,6 +33,7 @@ class LocalPages:
 
     def __init__(self, count: int) -> None:
         self.quota = count
+        self.forced = 0
         self._free = list(range(count, 0, -1))
         self._pages: OrderedDict[PageHash, int] = OrderedDict()
         self._keys: dict[int, PageHash] = {}
@@ -88,10 +91,16 @@ class LocalPages:
         self._free.append(page)
 
 
+log = logging.getLogger("omni_flow.compute")
 PATIENCE_S: Final = 1.0
-"""How long a lease waits for pages in its way to be written down a tier. Then they are dropped, for all requests of the
-engine wait with it; and so they are for `HASTE_S`, as whoever should write them stands still."""
-HASTE_S: Final = 10.0
+"""How long a lease waits for cached pages in its way to be written down a tier; all requests of the engine wait with
+it."""
+STALLED_S: Final = 5.0
+"""For how long leases wait less after one that waited in vain: whoever should write pages down stands still."""
+STALLED_PATIENCE_S: Final = 0.1
+"""How long they wait then. Where it goes on, it needs milliseconds."""
+FULL_S: Final = 5.0
+"""How long a lease waits where there is nothing to drop either: slots that a dead engine had are in quarantine."""
 
 
 class PoolPages:
@@ -111,16 +120,23 @@ class PoolPages:
         self.pool = pool
         self._client = client
         self._patience = patience
-        self._hasty_until = 0.0
+        self._stalled_until = 0.0
+        self.forced = 0
         self._leased: dict[int, tuple[int, int]] = {}
         self._pins: dict[int, list[tuple[int, int]]] = {}
 
     def take(self, count: int, least: int) -> list[int]:
-        began = time.monotonic()
-        patience = self._patience if began >= self._hasty_until else 0.0
-        room = self._client.reserve(self.pool, count, least=least, timeout=patience)
-        if patience and (now := time.monotonic()) - began >= patience:
-            self._hasty_until = now + HASTE_S
+        stalled = time.monotonic() < self._stalled_until
+        patience = STALLED_PATIENCE_S if stalled else self._patience
+        try:
+            room = self._client.reserve(self.pool, count, least=least, timeout=patience)
+        except PoolFull:
+            room = self._client.reserve(self.pool, count, least=least, timeout=FULL_S)
+        if room.forced:
+            if not stalled:
+                log.warning("cached pages are dropped: within %s s nobody wrote them down a tier", patience)
+            self.forced += 1
+            self._stalled_until = time.monotonic() + STALLED_S
         pages: list[int] = room.slots.tolist()
         for at, page in enumerate(pages):
             self._leased[page] = (room.token, at)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, Final
 
@@ -34,6 +34,7 @@ from omni_flow.compute.sglang.wire import (
     Shutdown,
     Stats,
 )
+from omni_flow.data.identity import PageHash
 from omni_flow.data.messages import L1, L2, L3
 
 LOADS: Final = 8
@@ -65,7 +66,10 @@ class Sleeper:
     def maybe_sleep(self) -> None:
         if self._inlet.closed:
             return
-        for fd, _ in self._poll.poll(0 if self._awake and time.monotonic() < self._until else 1000):
+        # pages under way wake it, and who brings them may have the other half of this core
+        loading = self._loader is not None and self._loader.waiting
+        awake = self._awake and not loading and time.monotonic() < self._until
+        for fd, _ in self._poll.poll(0 if awake else 1000):
             if self._loader is not None and fd == self._loader.fileno() and not self._loader.hear():
                 self._poll.unregister(fd)  # it would wake for ever
 
@@ -92,7 +96,7 @@ def scheduler_class() -> type:
 
         inlet: Inlet
         _chains: dict[str, PageChain]
-        _tiers: dict[str, Callable[[], list[int]]]
+        _tiers: dict[str, tuple[Sequence[PageHash], Callable[[], list[int]]]]
 
         def init_ipc_channels(self, port_args: Any) -> None:
             self.outlet = Outlet(self.inlet, lambda: self.tree_cache.settle())
@@ -171,7 +175,7 @@ def scheduler_class() -> type:
                 chain.upto(ids, len(ids) - 1, takeover.page_size)
                 self._chains[rid_of(message.number)] = chain
                 if tiered is not None:
-                    self._tiers[rid_of(message.number)] = tiered.tiers(chain.keys)
+                    self._tiers[rid_of(message.number)] = chain.keys, tiered.tiers(chain.keys)
                 self.outlet.timelines.mark(rid_of(message.number), "named")
             if tiered is None:
                 self.tree_cache.lookahead.ask((chain.keys for chain in self._chains.values()), self.forward_ct)
@@ -254,14 +258,13 @@ def scheduler_class() -> type:
             """Whether the request waits for cached pages that lie in lower tiers."""
             takeover = current()
             source = takeover.book.source
-            if takeover.loader is None or not isinstance(source, PoolPages):
-                return False
-            keys = self.tree_cache.keys_of(req)
-            tiers = (self._tiers.get(req.rid) or source.tiers(keys))()
+            if takeover.loader is None or not isinstance(source, PoolPages) or req.to_finish is not None:
+                return False  # of a request that SGLang has refused the prompt is gone
+            keys, asked = self._tiers.get(req.rid) or ((keys := self.tree_cache.keys_of(req)), source.tiers(keys))
+            tiers = asked()
             missing = lower(tiers)
-            self.tree_cache.lookahead.learn(
-                (key for key, at in zip(keys, tiers, strict=True) if not at & L1), self.forward_ct
-            )
+            absent = {key for key, at in zip(keys, tiers, strict=True) if not at & L1}
+            self.tree_cache.lookahead.learn(keys, absent, self.forward_ct)
             self.outlet.timelines.mark(req.rid, "probed")
             if missing:
                 course = self.outlet.courses[req.rid]
@@ -329,6 +332,7 @@ def scheduler_class() -> type:
                 "idle": book.idle,
                 "locked": book.locked,
                 "leased": book.leased,
+                "leases_forced": book.source.forced,
                 "loading": takeover.loader.waiting if takeover.loader is not None else 0,
                 "loaded_pages": takeover.loader.loaded_pages if takeover.loader is not None else 0,
                 "sessions": len(takeover.keeper) if takeover.keeper is not None else 0,

@@ -24,6 +24,8 @@ log = logging.getLogger("omni_flow.data.transfer")
 MEET_S: Final = 2.0
 MAX_NODES: Final = 1024
 """Addresses known at once."""
+GONE_S: Final = 60.0
+"""How long nobody was at an address that may be forgotten."""
 Ended = Callable[[str, int | None], Awaitable[None]]
 
 
@@ -128,13 +130,16 @@ class Cluster:
             line = Link(self._context, address, self.config.key)
             if len(self._links) >= MAX_NODES and not self._forget_one():
                 line.close()
-                raise BadArgument(f"{len(self._links)} nodes are known already, {address} is one too many")
+                raise BadArgument(f"{len(self._links)} addresses are known already, {address} is one too many")
             self._links[address] = line
 
     def _forget_one(self) -> bool:
-        """Make room: the address at which nobody is for the longest, those of the configuration aside."""
-        empty = [link for link in self._links.values() if link.met is None and link.address not in self.config.peers]
-        oldest = min(empty, key=lambda link: link.since, default=None)
+        """Make room: the address at which nobody has been for the longest, and for `GONE_S` at least: who has just come
+        was not met yet. Those of the configuration stay."""
+        gone = asyncio.get_running_loop().time() - GONE_S
+        links = [link for link in self._links.values() if link.met is None and link.since <= gone]
+        others = [link for link in links if link.address not in self.config.peers]
+        oldest = min(others, key=lambda link: link.since, default=None)
         if oldest is not None:
             log.info("address forgotten, nobody is there", extra={"address": oldest.address})
             self._links.pop(oldest.address).close()

@@ -121,7 +121,9 @@ class Link:
         return answer
 
     async def tell(self, message: w.Said) -> None:
-        """Send without an answer; dropped when the line is full, as to a node that is gone."""
+        """Send without an answer; dropped when the line is full, as to a node that is gone, or was closed."""
+        if self._socket.closed:
+            return
         with contextlib.suppress(zmq.Again):
             await self._socket.send_multipart([_ID.pack(0), w.encode(message)], zmq.NOBLOCK)
 

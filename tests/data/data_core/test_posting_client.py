@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 import pytest
 
-from omni_flow.data.errors import BadArgument, BadToken, CallTimeout, Disconnected, PoolFull
+from omni_flow.data.errors import BadArgument, BadToken, CallTimeout, Disconnected, PoolFull, StaleEpoch
 from omni_flow.data.kv_client import abort_request, commit_request, per_key, probe_request, stored_of, unpin_request
+from omni_flow.data.link import UnixLink
 from omni_flow.data.posting_client import PostingClient
 
 from .conftest import Make, keys
@@ -68,40 +70,38 @@ def test_the_answers_of_a_server_that_has_died_do_not_come(manager: Make) -> Non
     client.close()
 
 
-def test_who_asks_after_an_engine_has_posted_pages_finds_them_also_where_the_manager_is_late(manager: Make) -> None:
+def test_a_client_that_spins_looks_for_early_answers_and_sleeps_for_late_ones_within_its_time(
+    manager: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = manager()
-    with PostingClient(made.path, role="engine") as engine, PostingClient(made.path) as other:
-        room = engine.reserve("kv", 8)
-        names = keys(8)
-        os.kill(made.process.pid, signal.SIGSTOP)
-        try:
-            for _ in range(3):
-                engine.post(probe_request("kv", names), per_key)
-            engine.post(commit_request("kv", room.token, names, range(8), True, True), stored_of)
-            found = other.post(probe_request("kv", names), per_key)
-        finally:
-            os.kill(made.process.pid, signal.SIGCONT)
-        assert found().tolist() == [1] * 8
-
-
-def test_a_client_that_spins_gets_early_and_late_answers_and_none_in_time(manager: Make) -> None:
-    made = manager()
-    with PostingClient(made.path, spin=0.01) as client:
+    looks: list[float | None] = []
+    look = UnixLink._look
+    monkeypatch.setattr(UnixLink, "_look", lambda link, timeout: (looks.append(timeout), look(link, timeout))[1])
+    with PostingClient(made.path) as client:
+        client.ping()
+        assert looks == []
+    with PostingClient(made.path, spin=0.5) as client:
         assert client.post(probe_request("kv", keys(3)), per_key)().tolist() == [0] * 3
-        pages = client.stats()["pool_l1_slots/kv"]
-        room = client.reserve("kv", int(pages))
+        room = client.reserve("kv", 4096, least=1)
         with pytest.raises(PoolFull):
-            client.reserve("kv", 1, timeout=0.2)
+            client.reserve("kv", 1, timeout=0.7)
         client.post(abort_request("kv", room.token, range(len(room.slots))))
-        client.timeout = 0.2
         os.kill(made.process.pid, signal.SIGSTOP)
         try:
+            began = time.monotonic()
+            assert not client.wait_end(0.05)
+            assert time.monotonic() - began < 0.5  # not as long as it would look
+            client.timeout = 0.6
             with pytest.raises(CallTimeout):
                 client.ping()
         finally:
             os.kill(made.process.pid, signal.SIGCONT)
         made.kill()
-        with pytest.raises(Disconnected):
-            client.post(probe_request("kv", keys(1)), per_key)()
+        made.again()
+        with pytest.raises(StaleEpoch):
+            client.ping()
+        looks.clear()
+        client.ping()
+        assert looks
     with pytest.raises(BadArgument, match="spin"):
         PostingClient(made.path, spin=-1.0)

@@ -5,18 +5,21 @@ import contextlib
 import os
 import signal
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import zmq.asyncio
 from cluster_nodes import PAGE, POOL, PlayedNode, eventually, keys, two_met
 
 from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.errors import JobFailed
 from omni_flow.data.identity import handshake_vector
-from omni_flow.data.transfer import base, cluster
+from omni_flow.data.transfer import base, cluster, link
 from omni_flow.data.transfer import node_wire as w
 from omni_flow.data.transfer.client import TransferClient
+from omni_flow.data.transfer.errors import PeerUnreachable
 from omni_flow.data.transfer.node_config import NodeConfig
 from omni_flow.data.transfer.pulling import Transfers
 
@@ -168,31 +171,68 @@ def test_a_node_that_says_its_name_is_met_at_once_where_our_first_words_were_los
         play_with_a_cluster(play, peers=(other.address,))
 
 
-def test_addresses_where_nobody_is_any_more_make_room_for_new_ones_and_those_of_nodes_do_not(monkeypatch):
-    monkeypatch.setattr(cluster, "MAX_NODES", 3)
+def test_the_address_where_nobody_has_been_for_the_longest_makes_room_for_a_new_one(monkeypatch):
+    """Never one of the configuration, of a node that was met, or where somebody was a while ago."""
+    monkeypatch.setattr(cluster, "MAX_NODES", 4)
+    monkeypatch.setattr(cluster, "GONE_S", 0.5)
+    absent = PlayedNode("absent")
+    absent.close()
+
+    def known():
+        return {*of["a"]._links}
+
+    def new(port):
+        """An address of which a node tells, and where nobody listens. Returns the answer."""
+        return first.ask(w.Meet(w.PROTOCOL, "first", 1, f"tcp://127.0.0.1:{port}", handshake_vector()))
 
     def play(address):
-        def meet(node, at):
-            return node.ask(w.Meet(w.PROTOCOL, node.name, 1, at, handshake_vector()))
-
-        for node in (*living, passing):
+        for node in (first, second):
             node.connect(address)
-        for node in living:
-            meet(node, node.address)
+        for node in (first, second):
+            node.ask(w.Meet(w.PROTOCOL, node.name, 1, node.address, handshake_vector()))
             node.until(w.Beat)  # it was met
-        for port in range(1, 30):  # where nobody listens
-            assert isinstance(meet(passing, f"tcp://127.0.0.1:{port}"), w.Met)
-        assert {*meet(living[0], living[0].address).peers} == {node.address for node in living}
-        meet(passing, passing.address)
-        passing.until(w.Beat)
-        refused = meet(living[0], "tcp://127.0.0.1:30")
+        assert isinstance(new(1), w.Met)
+        assert known() == {absent.address, first.address, second.address, "tcp://127.0.0.1:1"}
+        refused = new(2)  # where nobody is was not long enough like that
         assert isinstance(refused, w.Sorry)
-        assert "3 nodes are known already" in refused.message
+        assert "4 addresses are known already" in refused.message
+        time.sleep(0.6)
+        assert isinstance(new(2), w.Met)
+        assert known() == {absent.address, first.address, second.address, "tcp://127.0.0.1:2"}
+        while "second" in of["a"].directory.nodes():  # it says nothing any more
+            first.beat()
+            time.sleep(0.05)
+        time.sleep(0.6)
+        first.beat()
+        assert isinstance(new(3), w.Met)
+        assert known() == {absent.address, first.address, second.address, "tcp://127.0.0.1:3"}
+        assert isinstance(new(4), w.Met)
+        assert known() == {absent.address, first.address, "tcp://127.0.0.1:3", "tcp://127.0.0.1:4"}
 
-    with contextlib.ExitStack() as stack:
-        living = [stack.enter_context(contextlib.closing(PlayedNode(name))) for name in ("x", "y")]
-        passing = stack.enter_context(contextlib.closing(PlayedNode("z")))
-        play_with_a_cluster(play, silent_s=60.0)
+    of = {}
+    made = cluster.Cluster
+
+    def remember(config, *rest):
+        of["a"] = made(config, *rest)
+        return of["a"]
+
+    monkeypatch.setattr(cluster, "Cluster", remember)
+    with contextlib.closing(PlayedNode("first")) as first, contextlib.closing(PlayedNode("second")) as second:
+        play_with_a_cluster(play, peers=(absent.address,), silent_s=1.0)
+
+
+def test_what_is_told_a_node_whose_address_was_forgotten_is_dropped_and_what_is_asked_of_it_fails():
+    async def run():
+        context = zmq.asyncio.Context()
+        with contextlib.closing(PlayedNode()) as other:
+            line = link.Link(context, other.address, "")
+            line.close()
+            await line.tell(w.Unpin(1))
+            with pytest.raises(PeerUnreachable, match="forgotten"):
+                await line.ask(w.AskRows(), w.Rows, 5.0)
+        context.destroy(linger=0)
+
+    asyncio.run(run())
 
 
 def test_what_an_earlier_life_has_said_and_comes_late_counts_for_nothing(node):
