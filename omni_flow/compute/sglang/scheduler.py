@@ -66,10 +66,7 @@ class Sleeper:
     def maybe_sleep(self) -> None:
         if self._inlet.closed:
             return
-        # pages under way wake it, and who brings them may have the other half of this core
-        loading = self._loader is not None and self._loader.waiting
-        awake = self._awake and not loading and time.monotonic() < self._until
-        for fd, _ in self._poll.poll(0 if awake else 1000):
+        for fd, _ in self._poll.poll(0 if self._awake and time.monotonic() < self._until else 1000):
             if self._loader is not None and fd == self._loader.fileno() and not self._loader.hear():
                 self._poll.unregister(fd)  # it would wake for ever
 
