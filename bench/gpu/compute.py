@@ -3,12 +3,12 @@
 DeepSeek-V2-Lite at full size with seeded random weights, bf16, pages of 64 tokens. Plain SGLang's `Engine`, one engine
 of ours (A) and a second one (B) live on the card at once, A and B over one KV pool of a memory manager; requests
 alternate between plain and A, with the same flags, each after 10 ms in which the device is idle. The processes of the
-engines that a request does not go to are stopped (SIGSTOP) meanwhile, plain and ours alike: a scheduler that looks for
-work without sleeping, as plain's always does, takes half a core from who shares it, and a guest is not told which of
-its processors do. --others run lets them run, and so do the figures named _beside. Every figure is a median; --json
-prints one object with plain numbers and nothing else; --out keeps every sample. Without --json the steps of the median
-first token follow, of 512 new tokens (cold) and where a prompt was found in L1 (l1), in L1 but not pinned (pool), in
-L2 (l2) and in L3 (l3).
+engines that a figure is not of are stopped (SIGSTOP) meanwhile, plain and ours alike (those of pd_* are of A and B): a
+scheduler that looks for work without sleeping, as plain's always does, takes half a core from who shares it, and a
+guest is not told which of its processors do. --others run lets them run, and so do the figures named _beside. Every
+figure is a median; --json prints one object with plain numbers and nothing else; --out keeps every sample. Without
+--json the steps of the median first token follow, of 512 new tokens (cold) and where a prompt was found in L1 (l1), in
+L1 but not pinned (pool), in L2 (l2) and in L3 (l3).
 
 equal_tokens           share of cold prompts (around and off page borders, 65 to 20,000 tokens) whose 48 greedy tokens
                        are plain SGLang's; equal_tokens_cached: the same prompts again, now cached;
@@ -40,6 +40,7 @@ import asyncio
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -251,6 +252,7 @@ def main() -> None:
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # engines that are stopped would stay
     with tempfile.TemporaryDirectory() as work:
         metadata = Path(work) / "metadata"
         metadata.mkdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import mmap
 import multiprocessing
 import os
@@ -113,9 +114,10 @@ class Plain:
         if self._process.is_alive():
             self._pipe.send(None)
         self._process.join(15)
-        if self._process.is_alive():
-            assert self._process.pid is not None
-            os.killpg(self._process.pid, signal.SIGKILL)
+        assert self._process.pid is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # what is left of it
+        self._process.kill()
 
 
 def wait_for_jobs(client: Any) -> None:
@@ -146,8 +148,9 @@ class PlainEngine:
 
 
 def let_run(engine: Any, run: bool) -> None:
-    """Stop an engine's process, or let it go on."""
-    os.kill(engine.pid, signal.SIGCONT if run else signal.SIGSTOP)
+    """Stop an engine's process, or let it go on; nothing where it has ended."""
+    if engine.failure is None:
+        os.kill(engine.pid, signal.SIGCONT if run else signal.SIGSTOP)
 
 
 async def ours(engine: Any, ids: list[list[int]], count: int) -> tuple[float, list[list[int]]]:

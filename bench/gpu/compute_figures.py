@@ -117,6 +117,8 @@ class Figures:
             run = self._run(name)
             for prompts_, count in ((ids, 8), (ids, 2), (ids[:16], 2), (ids[:1], 2), (long, 2), (long, 2)):
                 await run(prompts_, count)
+        self.only("b")
+        await ours(self.b, long, 2)
 
     def fresh(self, count: int, length: int) -> list[list[int]]:
         self.seed += 1

@@ -70,7 +70,7 @@ class KvPool(PinnedPool):
         taken: Taken,
         failed: Failed,
     ) -> None:
-        """Take `count` slots, at least `least` if not all are to be had; waits until the deadline.
+        """Take `count` slots; waits until the deadline, and takes then what nobody holds, at least `least`.
 
         Pages that exist nowhere else are written down first, and dropped only once the deadline has come. An account
         with a quota waits for its own earlier requests alone, never for those of others. Calls exactly one of `taken`
@@ -90,15 +90,15 @@ class KvPool(PinnedPool):
             )
 
         def attempt(last: bool) -> bool:
-            n, evicted = min(count, share.room), self.counters["evicted"]
+            n, known = min(count, share.room), len(self.table.index)
             if n < least:
                 return False
             if not self.make_room(tier, n, self.now, urgent=last):
-                if not last or not self.make_room(tier, least, self.now, urgent=True):
+                n = min(n, self.attainable(tier))
+                if not last or n < least or not self.make_room(tier, n, self.now, urgent=True):
                     return False
-                n = max(least, min(n, slots.free.count))
             reservation = self._take(account, slots, n)
-            reservation.forced = last and not at_once and self.counters["evicted"] > evicted
+            reservation.forced = last and not at_once and len(self.table.index) < known
             taken(reservation)
             return True
 

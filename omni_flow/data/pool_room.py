@@ -145,6 +145,11 @@ class PoolRoom:
             self.evict(bit, victims)
         return tier.free.count >= count
 
+    def attainable(self, bit: int) -> int:
+        """Slots that are free, or are when all idle pages have gone."""
+        tier = self.table.tier(bit)
+        return tier.free.count + int(np.count_nonzero((tier.state == SEALED) & (tier.pins == 0)))
+
     def lower(self, bit: int, count: int, now: float) -> None:
         """Background demotion: copies with another copy are dropped, others go down a tier as far as that works."""
         tier = self.table.tier(bit)

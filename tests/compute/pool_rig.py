@@ -54,6 +54,9 @@ class PoolRig:
         return keys
 
     def close(self) -> None:
-        self.client.close()
-        self.manager.terminate()
-        self.manager.wait(20)
+        try:
+            self.client.close()
+            self.manager.terminate()
+            self.manager.wait(20)
+        finally:
+            self.manager.kill()

@@ -12,7 +12,7 @@ import pytest
 from pool_rig import PoolRig
 
 from omni_flow.compute.sglang import pagesource
-from omni_flow.compute.sglang.pagesource import STALLED_PATIENCE_S, PoolPages
+from omni_flow.compute.sglang.pagesource import FULL_S, STALLED_PATIENCE_S, PoolPages
 from omni_flow.data.identity import PageHash
 from omni_flow.data.kv_client import Room
 from omni_flow.data.messages import L2
@@ -25,19 +25,25 @@ def engine(rig: PoolRig) -> PostingClient:
     return PostingClient(rig.path, role="engine", quotas={"kv": QUOTA})
 
 
+def note_timeouts(client: PostingClient, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The times that leases have been ready to wait."""
+    asked: list[float] = []
+    reserve = client.reserve
+
+    def noted(*arguments: Any, timeout: float, **named: Any) -> Room:
+        asked.append(timeout)
+        return reserve(*arguments, timeout=timeout, **named)
+
+    monkeypatch.setattr(client, "reserve", noted)
+    return asked
+
+
 def test_leases_wait_long_once_for_a_mover_that_stands_still_and_drop_nothing_when_it_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[float] = []
     rig = PoolRig(tmp_path)
     with contextlib.closing(rig), engine(rig) as client:
-        reserve = client.reserve
-
-        def noted(*arguments: Any, timeout: float, **named: Any) -> Room:
-            asked.append(timeout)
-            return reserve(*arguments, timeout=timeout, **named)
-
-        monkeypatch.setattr(client, "reserve", noted)
+        asked = note_timeouts(client, monkeypatch)
         source = PoolPages(client, "kv", QUOTA, patience=0.3)
         rig.client.reserve("kv", 200, least=1)  # all that the engine was not promised
 
@@ -58,21 +64,26 @@ def test_leases_wait_long_once_for_a_mover_that_stands_still_and_drop_nothing_wh
                 "cached pages are dropped: within 0.3 s nobody wrote them down a tier"
             ]
         monkeypatch.setattr(pagesource, "STALLED_PATIENCE_S", 20.0)  # this machine may be slow
+        monkeypatch.setattr(source, "_patience", 20.0)
         fill()
         fill()
         assert source.forced == 2
         assert set(rig.client.probe("kv", first).tolist()) == {L2}
 
 
-def test_a_lease_waits_for_slots_that_a_dead_engine_had_and_drops_nothing_for_it(tmp_path: Path) -> None:
-    rig = PoolRig(tmp_path, death_quarantine_s=1.0)
+def test_a_lease_waits_for_slots_that_a_dead_engine_had_and_drops_nothing_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = PoolRig(tmp_path, death_quarantine_s=3.0)
     with contextlib.closing(rig):
         with engine(rig) as dead:
             assert len(dead.reserve("kv", QUOTA).slots) == QUOTA
             rig.client.reserve("kv", 200, least=1)  # all that the engine was not promised
         with engine(rig) as client:
-            source = PoolPages(client, "kv", QUOTA, patience=0.1)
+            source = PoolPages(client, "kv", QUOTA, patience=0.0)
+            asked = note_timeouts(client, monkeypatch)
             assert len(source.take(QUOTA, QUOTA)) == QUOTA
+            assert asked == [0.0, FULL_S]
             assert source.forced == 0
 
 

@@ -96,10 +96,11 @@ PATIENCE_S: Final = 1.0
 """How long a lease waits for cached pages in its way to be written down a tier; all requests of the engine wait with
 it."""
 STALLED_S: Final = 5.0
-"""For how long leases wait less after one that waited in vain: whoever should write pages down stands still."""
+"""For how long leases wait less after one that waited in vain: whoever should write pages down stands still, or can't
+keep up. Then the next one waits as long again."""
 STALLED_PATIENCE_S: Final = 0.1
-"""How long they wait then. Where it goes on, it needs milliseconds."""
-FULL_S: Final = 5.0
+"""How long they wait then."""
+FULL_S: Final = 30.0
 """How long a lease waits where there is nothing to drop either: slots that a dead engine had are in quarantine."""
 
 
@@ -133,10 +134,10 @@ class PoolPages:
         except PoolFull:
             room = self._client.reserve(self.pool, count, least=least, timeout=FULL_S)
         if room.forced:
+            self.forced += 1
             if not stalled:
                 log.warning("cached pages are dropped: within %s s nobody wrote them down a tier", patience)
-            self.forced += 1
-            self._stalled_until = time.monotonic() + STALLED_S
+                self._stalled_until = time.monotonic() + STALLED_S
         pages: list[int] = room.slots.tolist()
         for at, page in enumerate(pages):
             self._leased[page] = (room.token, at)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Final
 
@@ -34,7 +34,6 @@ from omni_flow.compute.sglang.wire import (
     Shutdown,
     Stats,
 )
-from omni_flow.data.identity import PageHash
 from omni_flow.data.messages import L1, L2, L3
 
 LOADS: Final = 8
@@ -93,7 +92,7 @@ def scheduler_class() -> type:
 
         inlet: Inlet
         _chains: dict[str, PageChain]
-        _tiers: dict[str, tuple[Sequence[PageHash], Callable[[], list[int]]]]
+        _tiers: dict[str, Callable[[], list[int]]]
 
         def init_ipc_channels(self, port_args: Any) -> None:
             self.outlet = Outlet(self.inlet, lambda: self.tree_cache.settle())
@@ -172,7 +171,7 @@ def scheduler_class() -> type:
                 chain.upto(ids, len(ids) - 1, takeover.page_size)
                 self._chains[rid_of(message.number)] = chain
                 if tiered is not None:
-                    self._tiers[rid_of(message.number)] = chain.keys, tiered.tiers(chain.keys)
+                    self._tiers[rid_of(message.number)] = tiered.tiers(chain.keys)
                 self.outlet.timelines.mark(rid_of(message.number), "named")
             if tiered is None:
                 self.tree_cache.lookahead.ask((chain.keys for chain in self._chains.values()), self.forward_ct)
@@ -257,8 +256,8 @@ def scheduler_class() -> type:
             source = takeover.book.source
             if takeover.loader is None or not isinstance(source, PoolPages) or req.to_finish is not None:
                 return False  # of a request that SGLang has refused the prompt is gone
-            keys, asked = self._tiers.get(req.rid) or ((keys := self.tree_cache.keys_of(req)), source.tiers(keys))
-            tiers = asked()
+            keys = self.tree_cache.keys_of(req)
+            tiers = (self._tiers.get(req.rid) or source.tiers(keys))()[: len(keys)]
             missing = lower(tiers)
             absent = {key for key, at in zip(keys, tiers, strict=True) if not at & L1}
             self.tree_cache.lookahead.learn(keys, absent, self.forward_ct)

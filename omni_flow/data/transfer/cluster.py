@@ -126,24 +126,23 @@ class Cluster:
 
     def _know(self, address: str) -> None:
         """Open a line to a node. Raises: BadArgument for what is no address, or one too many."""
-        if address not in self._links:
-            line = Link(self._context, address, self.config.key)
-            if len(self._links) >= MAX_NODES and not self._forget_one():
-                line.close()
-                raise BadArgument(f"{len(self._links)} addresses are known already, {address} is one too many")
-            self._links[address] = line
+        if address in self._links:
+            return
+        forgotten = self._longest_gone() if len(self._links) >= MAX_NODES else None
+        if len(self._links) >= MAX_NODES and forgotten is None:
+            raise BadArgument(f"{len(self._links)} addresses are known already, {address} is one too many")
+        self._links[address] = Link(self._context, address, self.config.key)
+        if forgotten is not None:
+            log.info("address forgotten, nobody is there", extra={"address": forgotten.address})
+            self._links.pop(forgotten.address).close()
 
-    def _forget_one(self) -> bool:
-        """Make room: the address at which nobody has been for the longest, and for `GONE_S` at least: who has just come
-        was not met yet. Those of the configuration stay."""
+    def _longest_gone(self) -> Link | None:
+        """The address at which nobody has been for the longest, and for `GONE_S` at least: who has just come was not
+        met yet. Never one of the configuration."""
         gone = asyncio.get_running_loop().time() - GONE_S
         links = [link for link in self._links.values() if link.met is None and link.since <= gone]
         others = [link for link in links if link.address not in self.config.peers]
-        oldest = min(others, key=lambda link: link.since, default=None)
-        if oldest is not None:
-            log.info("address forgotten, nobody is there", extra={"address": oldest.address})
-            self._links.pop(oldest.address).close()
-        return oldest is not None
+        return min(others, key=lambda link: link.since, default=None)
 
     async def _meet(self, link: Link) -> None:
         """Say who one is; learn who the other is and whom it knows."""
@@ -188,6 +187,7 @@ class Cluster:
     async def _says_its_name(self, name: str, epoch: int, address: str) -> None:
         """A sign of life, too: else the silence of the life before would end what the new one asks."""
         link = self._links[address]
+        link.since = asyncio.get_running_loop().time()
         if await self._sign_of_life(name, epoch) and link.met is None:
             # Our own first words there may have been lost with a life before.
             link.leave(partial(PeerRestarted, f"node {name} has begun a new life"))

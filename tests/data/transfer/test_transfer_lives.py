@@ -5,7 +5,6 @@ import contextlib
 import os
 import signal
 import socket
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -174,16 +173,29 @@ def test_a_node_that_says_its_name_is_met_at_once_where_our_first_words_were_los
 def test_the_address_where_nobody_has_been_for_the_longest_makes_room_for_a_new_one(monkeypatch):
     """Never one of the configuration, of a node that was met, or where somebody was a while ago."""
     monkeypatch.setattr(cluster, "MAX_NODES", 4)
-    monkeypatch.setattr(cluster, "GONE_S", 0.5)
     absent = PlayedNode("absent")
     absent.close()
+    made, of = cluster.Cluster, {}
+
+    def remember(config, *rest):
+        of["a"] = made(config, *rest)
+        return of["a"]
+
+    monkeypatch.setattr(cluster, "Cluster", remember)
 
     def known():
         return {*of["a"]._links}
 
+    def long_ago(address, seconds):
+        """Nobody has been there for so long."""
+        of["a"]._links[address].since -= seconds
+
+    def at(port):
+        return f"tcp://127.0.0.1:{port}"
+
     def new(port):
         """An address of which a node tells, and where nobody listens. Returns the answer."""
-        return first.ask(w.Meet(w.PROTOCOL, "first", 1, f"tcp://127.0.0.1:{port}", handshake_vector()))
+        return first.ask(w.Meet(w.PROTOCOL, "first", 1, at(port), handshake_vector()))
 
     def play(address):
         for node in (first, second):
@@ -192,45 +204,34 @@ def test_the_address_where_nobody_has_been_for_the_longest_makes_room_for_a_new_
             node.ask(w.Meet(w.PROTOCOL, node.name, 1, node.address, handshake_vector()))
             node.until(w.Beat)  # it was met
         assert isinstance(new(1), w.Met)
-        assert known() == {absent.address, first.address, second.address, "tcp://127.0.0.1:1"}
-        refused = new(2)  # where nobody is was not long enough like that
+        assert known() == {absent.address, first.address, second.address, at(1)}
+        refused = new(2)  # nobody was there for too short a time
         assert isinstance(refused, w.Sorry)
         assert "4 addresses are known already" in refused.message
-        time.sleep(0.6)
+        for gone in (absent.address, first.address, second.address, at(1)):
+            long_ago(gone, 3600)
         assert isinstance(new(2), w.Met)
-        assert known() == {absent.address, first.address, second.address, "tcp://127.0.0.1:2"}
+        assert known() == {absent.address, first.address, second.address, at(2)}
         while "second" in of["a"].directory.nodes():  # it says nothing any more
+            first.until(w.Beat)
             first.beat()
-            time.sleep(0.05)
-        time.sleep(0.6)
-        first.beat()
+        long_ago(at(2), 3600)
+        long_ago(second.address, 7200)
         assert isinstance(new(3), w.Met)
-        assert known() == {absent.address, first.address, second.address, "tcp://127.0.0.1:3"}
-        assert isinstance(new(4), w.Met)
-        assert known() == {absent.address, first.address, "tcp://127.0.0.1:3", "tcp://127.0.0.1:4"}
+        assert known() == {absent.address, first.address, at(2), at(3)}
 
-    of = {}
-    made = cluster.Cluster
-
-    def remember(config, *rest):
-        of["a"] = made(config, *rest)
-        return of["a"]
-
-    monkeypatch.setattr(cluster, "Cluster", remember)
     with contextlib.closing(PlayedNode("first")) as first, contextlib.closing(PlayedNode("second")) as second:
         play_with_a_cluster(play, peers=(absent.address,), silent_s=1.0)
 
 
 def test_what_is_told_a_node_whose_address_was_forgotten_is_dropped_and_what_is_asked_of_it_fails():
     async def run():
-        context = zmq.asyncio.Context()
-        with contextlib.closing(PlayedNode()) as other:
+        with contextlib.closing(PlayedNode()) as other, zmq.asyncio.Context() as context:
             line = link.Link(context, other.address, "")
             line.close()
             await line.tell(w.Unpin(1))
             with pytest.raises(PeerUnreachable, match="forgotten"):
                 await line.ask(w.AskRows(), w.Rows, 5.0)
-        context.destroy(linger=0)
 
     asyncio.run(run())
 
