@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from omni_flow.compute.errors import ComputeError
-from omni_flow.data.errors import PoolFull
 from omni_flow.data.identity import PageHash
 from omni_flow.data.kv_client import (
     Stored,
@@ -92,16 +90,9 @@ class LocalPages:
 
 
 log = logging.getLogger("omni_flow.compute")
-PATIENCE_S: Final = 1.0
+PATIENCE_S: Final = 5.0
 """How long a lease waits for cached pages in its way to be written down a tier; all requests of the engine wait with
 it."""
-STALLED_S: Final = 5.0
-"""For how long leases wait less after one that waited in vain: whoever should write pages down stands still, or can't
-keep up. Then the next one waits as long again."""
-STALLED_PATIENCE_S: Final = 0.1
-"""How long they wait then."""
-FULL_S: Final = 30.0
-"""How long a lease waits where there is nothing to drop either: slots that a dead engine had are in quarantine."""
 
 
 class PoolPages:
@@ -121,23 +112,15 @@ class PoolPages:
         self.pool = pool
         self._client = client
         self._patience = patience
-        self._stalled_until = 0.0
         self.forced = 0
         self._leased: dict[int, tuple[int, int]] = {}
         self._pins: dict[int, list[tuple[int, int]]] = {}
 
     def take(self, count: int, least: int) -> list[int]:
-        stalled = time.monotonic() < self._stalled_until
-        patience = STALLED_PATIENCE_S if stalled else self._patience
-        try:
-            room = self._client.reserve(self.pool, count, least=least, timeout=patience)
-        except PoolFull:
-            room = self._client.reserve(self.pool, count, least=least, timeout=FULL_S)
+        room = self._client.reserve(self.pool, count, least=least, timeout=self._patience)
         if room.forced:
+            log.warning("cached pages were dropped: within %s s nobody wrote them down a tier", self._patience)
             self.forced += 1
-            if not stalled:
-                log.warning("cached pages are dropped: within %s s nobody wrote them down a tier", patience)
-                self._stalled_until = time.monotonic() + STALLED_S
         pages: list[int] = room.slots.tolist()
         for at, page in enumerate(pages):
             self._leased[page] = (room.token, at)
