@@ -9,6 +9,7 @@ import json
 import random
 import statistics
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,6 @@ from compute_engines import (
 )
 
 VOCABULARY = 102_400
-ENGINES = {"plain", "a", "b"}
 TINY = 64
 """Lengths are divided by it with --tiny."""
 
@@ -47,7 +47,8 @@ class Figures:
         self.tiny: bool = options.tiny
         self.page = PAGE // 16 if self.tiny else PAGE
         self._stops: bool = options.others == "stop"
-        self._running = set(ENGINES)
+        self._let_run = {"plain": plain.let_run, "a": partial(let_run, a), "b": partial(let_run, b)}
+        self._running = set(self._let_run)
         self._kept: str | None = options.out
         self.out: dict[str, float] = {}
         self.samples: dict[str, list[float]] = {}
@@ -56,14 +57,11 @@ class Figures:
 
     def only(self, *names: str) -> None:
         """Stop all engines but these, of plain, a and b."""
-        run = set(names) if self._stops else ENGINES
+        run = set(names if self._stops else self._let_run)
         for name in self._running ^ run:
             with contextlib.suppress(ProcessLookupError):  # it has died, as its next request says
-                if name == "plain":
-                    self.plain.let_run(name in run)
-                else:
-                    let_run(self.a if name == "a" else self.b, name in run)
-        self._running = set(run)
+                self._let_run[name](name in run)
+        self._running = run
 
     def note(self, name: str, samples: list[float]) -> None:
         """A figure: the median of its samples."""
@@ -136,7 +134,7 @@ class Figures:
         finally:
             self._stops = stops
 
-    async def throughput(self, batch: int, new: int, under: str = "") -> None:
+    async def throughput(self, batch: int, new: int, suffix: str = "") -> None:
         """prefill_N, decode_N and whether the tokens are equal."""
         prefill, decode, speed, same = [], [], [], []
         new = self.length(new)
@@ -150,16 +148,16 @@ class Figures:
                 whole, tokens = await run(ids, new + 1)
                 times[name] = (cold, whole - one, tokens)
             for name, (cold, longer, _) in times.items():
-                self.samples.setdefault(f"{name}_prefill_s_{batch}{under}", []).append(cold)
-                self.samples.setdefault(f"{name}_decode_s_{batch}{under}", []).append(longer)
+                self.samples.setdefault(f"{name}_prefill_s_{batch}{suffix}", []).append(cold)
+                self.samples.setdefault(f"{name}_decode_s_{batch}{suffix}", []).append(longer)
             prefill.append(times["plain"][0] / times["ours"][0])
             decode.append(times["plain"][1] / times["ours"][1])
             speed.append(batch * new / times["ours"][1])
             same += [float(p == m) for p, m in zip(times["plain"][2], times["ours"][2], strict=True)]
-        self.note(f"ratio_to_sglang.prefill_{batch}{under}", prefill)
-        self.note(f"ratio_to_sglang.decode_{batch}{under}", decode)
-        self.note(f"decode_tokens_per_s_{batch}{under}", speed)
-        self.out[f"equal_tokens_{batch}{under}"] = statistics.mean(same)
+        self.note(f"ratio_to_sglang.prefill_{batch}{suffix}", prefill)
+        self.note(f"ratio_to_sglang.decode_{batch}{suffix}", decode)
+        self.note(f"decode_tokens_per_s_{batch}{suffix}", speed)
+        self.out[f"equal_tokens_{batch}{suffix}"] = statistics.mean(same)
 
     def _run(self, name: str) -> Any:
         async def plain(ids: list[list[int]], count: int) -> tuple[float, list[list[int]]]:

@@ -94,15 +94,14 @@ class UnixLink:
             raise Disconnected(f"the memory manager is gone: {error}", "connect again") from error
 
     def receive(self, timeout: float | None, fds: bool = True) -> Message | None:
+        if self._spin and (timeout is None or timeout > 0):
+            timeout = self._look(timeout)
         flags = 0
         if timeout is not None and timeout <= 0:
             flags |= _DONTWAIT
-        else:
-            if self._spin:
-                timeout = self._look(timeout)
-            if timeout != self._timeout:
-                self._timeout = timeout
-                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(timeout))
+        elif timeout != self._timeout:
+            self._timeout = timeout
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(timeout))
         ancillary: list[tuple[int, int, bytes]] = []
         lost = 0
         try:
@@ -133,14 +132,14 @@ class UnixLink:
             raise
 
     def _look(self, timeout: float | None) -> float | None:
-        """Until there is something to receive, for as long as it may. Returns: how long to sleep at most then."""
+        """Until there is something to receive, for as long as it may. Returns: how long to sleep, 0: not."""
         began = now = time.monotonic()
         until = began + (self._spin if timeout is None else min(self._spin, timeout))
         while not self._poll.poll(0):
             if now >= until:
                 return timeout if timeout is None else max(1e-6, timeout - (now - began))
             now = time.monotonic()
-        return self._timeout  # it does not sleep
+        return 0.0
 
     def keep_alive(self, message: Callable[[], bytes]) -> None:
         """Needs nothing: the socket ends with the process."""

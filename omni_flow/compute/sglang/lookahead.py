@@ -2,7 +2,8 @@
 
 A request that finds nothing new in the pool would wait for the memory manager to hear so. Instead the pages that the
 coming look-ups would ask for first are probed together, when requests arrive, and the answer is there when SGLang forms
-a batch. It holds for that batch: a page that another engine publishes later is found by the next one.
+a batch; where all pages of a request are probed anyway, for lower tiers, that answer serves here too. It holds for that
+batch: a page that another engine publishes later is found by the next one.
 """
 
 from __future__ import annotations
@@ -32,11 +33,6 @@ class Lookahead:
         self._asked: list[tuple[set[PageHash], Callable[[], set[PageHash]]]] = []
         self._batch = -1
 
-    def learn(self, keys: Iterable[PageHash], absent: set[PageHash], batch: int) -> None:
-        """These keys were probed otherwise, and of them those are absent, for the batch of this number."""
-        self._begin(batch)
-        self._asked.append((set(keys), lambda: absent))
-
     def ask(self, chains: Iterable[Sequence[PageHash]], batch: int) -> None:
         """Probe what look-ups of these keys would ask for first, for the batch of this number."""
         self._begin(batch)
@@ -47,6 +43,13 @@ class Lookahead:
     def ask_for(self, waiting: Iterable[Any], batch: int) -> None:
         """The same for requests that wait."""
         self.ask(map(self._keys_of, islice(waiting, WIDTH)), batch)
+
+    def learn(self, keys: Sequence[PageHash], absent: Set[PageHash], batch: int) -> None:
+        """The same of one chain, whose keys were probed otherwise: those are absent."""
+        self._begin(batch)
+        first = self._book.first_unpinned(keys)
+        if first is not None:
+            self._asked.append(({first}, lambda: {first} & absent))
 
     def _begin(self, batch: int) -> None:
         if batch != self._batch:

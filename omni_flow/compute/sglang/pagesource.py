@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
 
 from omni_flow.compute.errors import ComputeError
 from omni_flow.data.identity import PageHash
@@ -21,6 +20,8 @@ from omni_flow.data.kv_client import (
 from omni_flow.data.messages import L1
 from omni_flow.data.posting_client import Answer, PostingClient
 from omni_flow.data.protocol import MAX_BATCH
+
+log = logging.getLogger("omni_flow.compute")
 
 
 class LocalPages:
@@ -89,12 +90,6 @@ class LocalPages:
         self._free.append(page)
 
 
-log = logging.getLogger("omni_flow.compute")
-PATIENCE_S: Final = 5.0
-"""How long a lease waits for cached pages in its way to be written down a tier; all requests of the engine wait with
-it."""
-
-
 class PoolPages:
     """Pages of a KV pool of the node's memory manager: its L1 slots, shared with every other engine of the node.
 
@@ -105,9 +100,11 @@ class PoolPages:
         client: a connection of its own; its quota in `pool` must be at least `quota` and one lot (equal pages that
             another engine has sealed first are pinned before the own copy is given back).
         quota: pages.
+        patience: seconds that a lease waits for cached pages in its way to be written down a tier; all requests of the
+            engine wait with it.
     """
 
-    def __init__(self, client: PostingClient, pool: str, quota: int, *, patience: float = PATIENCE_S) -> None:
+    def __init__(self, client: PostingClient, pool: str, quota: int, *, patience: float = 5.0) -> None:
         self.quota = quota
         self.pool = pool
         self._client = client

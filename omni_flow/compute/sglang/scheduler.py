@@ -16,7 +16,6 @@ import numpy as np
 from omni_flow.compute.errors import ComputeError, ForwardFailed
 from omni_flow.compute.prefix import PageChain
 from omni_flow.compute.sglang import step_hook
-from omni_flow.compute.sglang.loading import Loader
 from omni_flow.compute.sglang.outlet import Course, Outlet
 from omni_flow.compute.sglang.pagesource import PoolPages, lower
 from omni_flow.compute.sglang.requests import Endless, chain_for, rid_of, to_sglang
@@ -163,8 +162,7 @@ def scheduler_class() -> type:
         def _expect(self, new: list[Generate]) -> None:
             """Name the pages of requests that have come and have them looked up, while SGLang takes the requests in."""
             takeover = current()
-            source = takeover.book.source
-            tiered = source if takeover.loader is not None and isinstance(source, PoolPages) else None
+            tiered = self._tiered()
             for message in new:
                 chain = chain_for(message)
                 ids = np.frombuffer(message.ids, np.int64)
@@ -175,6 +173,12 @@ def scheduler_class() -> type:
                 self.outlet.timelines.mark(rid_of(message.number), "named")
             if tiered is None:
                 self.tree_cache.lookahead.ask((chain.keys for chain in self._chains.values()), self.forward_ct)
+
+        @staticmethod
+        def _tiered() -> PoolPages | None:
+            """The source of pages, if it has lower tiers."""
+            source = current().book.source
+            return source if current().loader is not None and isinstance(source, PoolPages) else None
 
         def process_input_requests(self, recv_reqs: list[Any]) -> None:
             super().process_input_requests(recv_reqs)
@@ -252,12 +256,11 @@ def scheduler_class() -> type:
 
         def _load_first(self, req: Any) -> bool:
             """Whether the request waits for cached pages that lie in lower tiers."""
-            takeover = current()
-            source = takeover.book.source
-            if takeover.loader is None or not isinstance(source, PoolPages) or req.to_finish is not None:
-                return False  # of a request that SGLang has refused the prompt is gone
+            tiered = self._tiered()
+            if tiered is None or req.to_finish is not None:  # SGLang has refused it and taken its prompt away
+                return False
             keys = self.tree_cache.keys_of(req)
-            tiers = (self._tiers.get(req.rid) or source.tiers(keys))()[: len(keys)]
+            tiers = (self._tiers.get(req.rid) or tiered.tiers(keys))()[: len(keys)]
             missing = lower(tiers)
             absent = {key for key, at in zip(keys, tiers, strict=True) if not at & L1}
             self.tree_cache.lookahead.learn(keys, absent, self.forward_ct)
@@ -265,14 +268,16 @@ def scheduler_class() -> type:
             if missing:
                 course = self.outlet.courses[req.rid]
                 course.lower = [at for at, t in missing.items() if t & L2], [at for at, t in missing.items() if t == L3]
-                self._load(req, takeover.loader, missing)
+                self._load(req, missing)
             return bool(missing)
 
-        def _load(self, req: Any, loader: Loader, missing: Mapping[int, int]) -> None:
+        def _load(self, req: Any, missing: Mapping[int, int]) -> None:
             """Order the pages at these places. What precedes them stays pinned meanwhile, and each part that comes is
             pinned then; idle pins make room now, while the pages come, or an L1 of which this engine has pinned nearly
             all could not take them."""
             keys, book, places = self.tree_cache.keys_of(req), current().book, list(missing)
+            loader = current().loader
+            assert loader is not None
 
             def pin(count: int) -> None:
                 if req.rid in self.outlet.requests:
@@ -286,17 +291,15 @@ def scheduler_class() -> type:
 
         def _load_again(self, req: Any) -> bool:
             """Pin what was brought. Whether the request waits once more, for pages that went while others came."""
-            takeover = current()
-            source, course = takeover.book.source, self.outlet.courses[req.rid]
-            assert takeover.loader is not None
-            assert isinstance(source, PoolPages)
+            tiered, course = self._tiered(), self.outlet.courses[req.rid]
+            assert tiered is not None
             keys = self.tree_cache.keys_of(req)[: 1 + max(at for places in course.lower for at in places)]
-            depth = takeover.book.match(keys).depth
+            depth = current().book.match(keys).depth
             self.outlet.timelines.mark(req.rid, "pinned")
             again = course.loads[-1] < depth < len(keys) and len(course.loads) < LOADS
-            missing = lower(source.tiers(keys)()) if again else {}
+            missing = lower(tiered.tiers(keys)()) if again else {}
             if missing:
-                self._load(req, takeover.loader, missing)
+                self._load(req, missing)
             return bool(missing)
 
         def _loaded(self) -> None:

@@ -38,10 +38,8 @@ from omni_flow.models.families import family_of
 
 SHAPING: Final = ("attention_backend", "moe_runner_backend", "quantization", "dtype")
 """Arguments of SGLang that decide what weights look like once they are loaded."""
-
-
 SPIN_S: Final = 0.0005
-"""An engine that stays awake looks so long for an answer of the memory manager, which takes it 100 to 300 µs."""
+"""How long a call of the memory manager looks for its answer before it sleeps, in an engine that stays awake."""
 
 
 def namespace_of(config: EngineConfig) -> Namespace:

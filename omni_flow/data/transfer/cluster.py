@@ -128,8 +128,9 @@ class Cluster:
         """Open a line to a node. Raises: BadArgument for what is no address, or one too many."""
         if address in self._links:
             return
-        forgotten = self._longest_gone() if len(self._links) >= MAX_NODES else None
-        if len(self._links) >= MAX_NODES and forgotten is None:
+        full = len(self._links) >= MAX_NODES
+        forgotten = self._longest_gone() if full else None
+        if full and forgotten is None:
             raise BadArgument(f"{len(self._links)} addresses are known already, {address} is one too many")
         self._links[address] = Link(self._context, address, self.config.key)
         if forgotten is not None:
@@ -154,13 +155,15 @@ class Cluster:
             return
         finally:
             self._busy.discard(link.address)
+        if self._links.get(link.address) is not link:  # it was forgotten meanwhile
+            return
         if met.node == self.config.name:
             if met.epoch != self.epoch:
                 log.error("another node has this node's name", extra={"node": met.node, "address": link.address})
-            self._links.pop(link.address, link).close()
+            self._links.pop(link.address).close()
             return
-        if self.directory.is_over(met.node, met.epoch) or self._links.get(link.address) is not link:
-            return  # an answer that comes late
+        if self.directory.is_over(met.node, met.epoch):  # an answer that comes late
+            return
         for other in self._links.values():
             if other.name == met.node:
                 other.name = ""
