@@ -1,7 +1,9 @@
 """What holds for all tests."""
 
+import logging
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,17 @@ NEEDS_SGLANG = (
 )
 """How the names of tests begin that run an engine or read its package; beside them, those with the fixture `llm`."""
 _left_out: set[str] = set()
+
+
+@pytest.fixture(autouse=True)
+def log_goes_where_it_went() -> Iterator[None]:
+    """A command that a test calls sets up logging for its process; its stderr is closed when that test has ended."""
+    loggers = [logging.getLogger(name) for name in ("", "omni_flow.data", "uvicorn.error", "asyncio", "websockets")]
+    before = [(one.handlers[:], one.filters[:], one.level, one.propagate) for one in loggers]
+    yield
+    for one, (handlers, filters, level, propagate) in zip(loggers, before, strict=True):
+        one.handlers[:], one.filters[:], one.propagate = handlers, filters, propagate
+        one.setLevel(level)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
