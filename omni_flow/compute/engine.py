@@ -74,19 +74,25 @@ def lay_out(spans: Sequence[Span]) -> Layout:
     """
     Raises:
         BadRequest: no tokens at all, spans that are none, token ids that are no integers, or embeddings that are not
-            float32 of two dimensions with a digest.
+            float32 of two dimensions with a digest of their own.
     """
     if isinstance(spans, (str, bytes)) or not isinstance(spans, Sequence):
         raise BadRequest(f"spans are {type(spans).__name__}", "give a list of Tokens and Embeddings")
     parts: list[npt.NDArray[np.int64]] = []
     media: list[MediaSpan] = []
     embeddings: list[Floats] = []
+    lengths: dict[bytes, int] = {}
     length = 0
     for span in spans:
         if isinstance(span, Tokens):
             parts.append(_token_ids(span.ids))
         elif isinstance(span, Embeddings):
             _check_embeddings(span)
+            if lengths.setdefault(span.digest, len(span)) != len(span):
+                raise BadRequest(
+                    f"embeddings of {lengths[span.digest]} and of {len(span)} rows have one digest",
+                    "a digest stands for one medium, see omni_flow.data.identity.media_digest",
+                )
             media.append(MediaSpan(length, len(span), span.digest))
             embeddings.append(span.rows)
             parts.append(np.full(len(span), span.placeholder, np.int64))

@@ -43,7 +43,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         frequency_penalty, presence_penalty: subtracted per occurrence, and once, for tokens in the answer (OpenAI).
         logit_bias: token id → added to its logit.
         bad_words: sequences of token ids of which the last never follows the others.
-        min_tokens: no end before this many tokens.
+        min_tokens: no end token and none of `stop_token_ids` before this many tokens; a text of `stop` ends it all the
+            same.
         max_tokens: at most this many tokens.
         stop_token_ids: end after one of these; it is part of the result.
         stop: end when the text ends with one of these.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -143,8 +142,7 @@ class EngineRole:
         """End the engine."""
         if self._caring is not None:
             self._caring.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._caring
+            await asyncio.wait((self._caring,))
         await self.engine.close()
 
     def ails(self) -> str:

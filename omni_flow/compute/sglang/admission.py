@@ -12,6 +12,7 @@ from omni_flow.compute.engine import Floats, Layout, Request, Span, lay_out
 from omni_flow.compute.errors import BadRequest, PromptTooLong
 from omni_flow.compute.sampling import Sampling
 from omni_flow.compute.sglang.wire import Ready
+from omni_flow.data.messages import MAX_NAME
 
 _KINDS: dict[str, type] = {
     "sampling": Sampling,
@@ -39,6 +40,7 @@ def admit(request: Request, ready: Ready) -> Layout:
         require("steps", request.steps, Mapping)
     if not -(2**63) <= request.priority < 2**63:
         raise BadRequest(f"priority is {request.priority}", "give 64 bits")
+    admit_session(request.session)
     layout = admit_prompt("spans", request.spans, ready)
     if len(layout.ids) > ready.max_prompt:
         raise PromptTooLong(
@@ -47,10 +49,19 @@ def admit(request: Request, ready: Ready) -> Layout:
             "shorten it, or raise context or max_tokens",
         )
     sampling = request.sampling
+    if sampling.stop and not ready.tokenizer:
+        raise BadRequest("sampling.stop has texts and the checkpoint no tokenizer", "give stop_token_ids")
     _in_vocabulary("sampling.logit_bias", sampling.logit_bias, ready)
     _in_vocabulary("sampling.stop_token_ids", sampling.stop_token_ids, ready)
     _in_vocabulary("sampling.bad_words", (token for word in sampling.bad_words for token in word), ready)
     return layout
+
+
+def admit_session(session: str) -> None:
+    """The name of a session. Raises BadRequest: it is none."""
+    require("session", session, str)
+    if len(session) > MAX_NAME:
+        raise BadRequest(f"session has {len(session)} characters", f"give at most {MAX_NAME}")
 
 
 def admit_prompt(name: str, spans: Sequence[Span], ready: Ready) -> Layout:

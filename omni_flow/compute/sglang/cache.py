@@ -29,6 +29,12 @@ def chain_of(request: Any) -> PageChain:
     return chain
 
 
+def written(request: Any) -> int:
+    """Tokens of a request that ends whose KV the device has written. With overlap SGLang counts the last one as well,
+    in which the step that nobody needs any more is still at work."""
+    return len(request.origin_input_ids) + max(len(request.output_ids) - 1, 0)
+
+
 def begin_sealing(_: Any, requests: Any, *__: Any, **___: Any) -> None:
     """Hook before SGLang gathers the results of a batch: the manager works meanwhile."""
     scheduler = current().fixed.scheduler
@@ -179,7 +185,8 @@ def _cache_class() -> type:
             if req.last_node is None:
                 req.last_node = self.root_node
             if is_insert:
-                self._seal_later(req, lambda: req.origin_input_ids + req.output_ids, kv_len_to_handle, ends=True)
+                count = min(kv_len_to_handle, written(req))
+                self._seal_later(req, lambda: req.origin_input_ids + req.output_ids, count, ends=True)
                 return
             own = own_pages(req)
             self.book.give(own)

@@ -12,6 +12,8 @@ from omni_flow.data import cuda
 
 _HOPPER: Final = 9
 TRITON: Final = "triton"
+CPU_FORWARD_S: Final = 3600.0
+"""How long a forward on a CPU may take before the engine counts as hung; on a GPU it is SGLang's five minutes."""
 AWAKE_S: Final = 3.0
 """How long an engine on a GPU stays awake without work. Waking it up costs the next prompt 1.3 ms on an H200's host."""
 
@@ -131,6 +133,7 @@ def server_arguments(config: EngineConfig) -> dict[str, Any]:
     }
     if config.device == "cpu":
         arguments |= {"attention_backend": "torch_native", "disable_cuda_graph": True}
+        arguments["watchdog_timeout"] = CPU_FORWARD_S
     else:
         arguments |= {"moe_runner_backend": "triton"}
         if "attention_backend" not in config.extra:

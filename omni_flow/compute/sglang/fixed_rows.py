@@ -116,9 +116,10 @@ class FixedRows:
         shared = SharedRows(scheduler.inlet.rows, asked.at, asked.rows, self.runner.model_config.hidden_size)
         book.lock(node)
         missing = pages - node.depth
-        if book.available < missing:
-            book.evict(missing - book.available)
-        if book.available < missing or scheduler.req_to_token_pool.alloc([request]) is None:
+        wanted = missing + self._promised()
+        if book.available < wanted:
+            book.evict(wanted - book.available)
+        if book.available < wanted or scheduler.req_to_token_pool.alloc([request]) is None:
             book.unlock(node)
             raise EngineFull(f"{missing} pages and a row wanted, {book.available} pages left", "wait for others to end")
         request.last_node = node
@@ -130,6 +131,15 @@ class FixedRows:
         self.sessions[asked.number] = session
         self._write_places(session)
         return FixedOpened(asked.number, session.written)
+
+    def _promised(self) -> int:
+        """Pages that a prompt of which some chunks are computed still needs: SGLang can't take it back any more."""
+        request = self.scheduler.chunked_req
+        if request is None:
+            return 0
+        size = current().page_size
+        pages: int = len(request.full_untruncated_fill_ids) // size + 1 - request.last_node.depth
+        return max(pages - len(own_pages(request)), 0)
 
     def _write_places(self, session: Session) -> None:
         """Where all tokens and rows lie, for the rows and in SGLang's table."""
@@ -254,6 +264,17 @@ class FixedRows:
         own_pages(request).clear()
         book.unlock(request.last_node)
         self.scheduler.req_to_token_pool.free(request)
+
+
+def wait_for_rows(retracted: tuple[list[Any], float, list[Any]], *_: Any) -> tuple[list[Any], float, list[Any]]:
+    """After SGLang took requests back: the last of all, which it would end, waits like the others while fixed rows have
+    the room."""
+    taken_back, ratio, ended = retracted
+    if not current().fixed.sessions:
+        return retracted
+    for request in ended:
+        request.to_finish = None
+    return [*taken_back, *ended], ratio, []
 
 
 def embeddings(media: Sequence[Media]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import subprocess
@@ -21,7 +22,7 @@ import numpy as np
 from omni_flow.compute import errors
 from omni_flow.compute.engine import EndEvent, Event, Floats, Layout, Request, Span, TokenEvent
 from omni_flow.compute.errors import BadRequest, ComputeError, EngineDied, EngineFailed, SessionClosed
-from omni_flow.compute.sglang.admission import admit, admit_prompt, admit_rows, require
+from omni_flow.compute.sglang.admission import admit, admit_prompt, admit_rows, admit_session, require
 from omni_flow.compute.sglang.config import EngineConfig
 from omni_flow.compute.sglang.fixed_client import FixedSession
 from omni_flow.compute.sglang.shared_rows import RowsFile, SharedRows
@@ -47,6 +48,9 @@ from omni_flow.compute.sglang.wire import (
     from_engine,
 )
 from omni_flow.compute.steps import MakeStepHook, reference
+
+CLOSE_GRACE_S = 10.0
+"""How long an engine that was told to end may take to take that in, and then to end, before it is killed."""
 
 
 def _floats(raw: bytes) -> Floats:
@@ -124,39 +128,10 @@ class SGLangEngine:
             await asyncio.wait((self._reading,))
 
     async def start(self) -> None:
-        ours, theirs = socket.socketpair()
-        for sock in (ours, theirs):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
-        self._rows = RowsFile()
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
-        command = [
-            sys.executable,
-            "-m",
-            "omni_flow.compute.sglang.worker",
-            str(theirs.fileno()),
-            str(self._rows.fd),
-            msgspec.json.encode(self.config).decode(),
-        ]
-        # what this process can import the engine process can import, step hooks above all
-        environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
-        if self.config.threads:
-            environment["OMP_NUM_THREADS"] = str(self.config.threads)
         try:
-            self._process = subprocess.Popen(  # noqa: ASYNC220 - a fork, milliseconds
-                command,
-                pass_fds=(theirs.fileno(), self._rows.fd),
-                stdin=subprocess.DEVNULL,
-                stdout=self._errors,
-                stderr=self._errors,
-                env=environment,
-            )
+            ours = self._start_process()
         except OSError as error:
-            ours.close()
-            self._rows.close()
-            self._rows = None
             raise EngineFailed("the engine process can't be started", str(error)) from error
-        finally:
-            theirs.close()
         reader, self._writer = await asyncio.open_connection(sock=ours, limit=1 << 24)
         self._ready = asyncio.get_running_loop().create_future()
         self._reading = asyncio.create_task(self._read(reader))
@@ -168,6 +143,44 @@ class SGLangEngine:
             if isinstance(error, TimeoutError):
                 raise EngineFailed(f"the engine was not ready within {self._timeout} s", self._output()) from error
             raise
+
+    def _start_process(self) -> socket.socket:
+        """Our end of its socket. Raises OSError; nothing is left then."""
+        with contextlib.ExitStack() as undo:
+            ours, theirs = socket.socketpair()
+            undo.callback(ours.close)
+            with theirs:
+                for sock in (ours, theirs):
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
+                self._errors = undo.enter_context(tempfile.TemporaryFile())
+                rows = RowsFile()
+                undo.callback(rows.close)
+                self._process = self._spawn(theirs, rows)
+            self._rows = rows
+            undo.pop_all()
+            return ours
+
+    def _spawn(self, theirs: socket.socket, rows: RowsFile) -> subprocess.Popen[bytes]:
+        command = [
+            sys.executable,
+            "-m",
+            "omni_flow.compute.sglang.worker",
+            str(theirs.fileno()),
+            str(rows.fd),
+            msgspec.json.encode(self.config).decode(),
+        ]
+        # what this process can import the engine process can import, step hooks above all
+        environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
+        if self.config.threads:
+            environment["OMP_NUM_THREADS"] = str(self.config.threads)
+        return subprocess.Popen(
+            command,
+            pass_fds=(theirs.fileno(), rows.fd),
+            stdin=subprocess.DEVNULL,
+            stdout=self._errors,
+            stderr=self._errors,
+            env=environment,
+        )
 
     async def generate(self, request: Request) -> AsyncGenerator[Event, None]:
         require("request", request, Request)
@@ -238,8 +251,8 @@ class SGLangEngine:
                 self._post(FixedClose(number))
 
     async def end_session(self, session: str) -> None:
-        require("session", session, str)
-        if self._died is None and self._writer is not None:
+        admit_session(session)
+        if session and self._died is None and self._writer is not None:
             self._post(EndSession(session))
 
     async def stats(self) -> Mapping[str, int]:
@@ -260,13 +273,16 @@ class SGLangEngine:
                 self._died = EngineDied("the engine is closed", "start another")
             self._writer.close()
         if self._reading is not None:
-            await asyncio.gather(self._reading, return_exceptions=True)
+            # an engine that hangs does not take in what is still to be sent
+            await asyncio.wait((self._reading,), timeout=CLOSE_GRACE_S)
         loop = asyncio.get_running_loop()
         try:
-            await loop.run_in_executor(None, self._process.wait, 10)
+            await loop.run_in_executor(None, self._process.wait, CLOSE_GRACE_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             await loop.run_in_executor(None, self._process.wait)
+        if self._reading is not None:
+            await asyncio.gather(self._reading, return_exceptions=True)
         self._process, self._writer = None, None
         if self._rows is not None:
             self._rows.close()

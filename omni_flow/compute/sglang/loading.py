@@ -43,6 +43,7 @@ class _Order:
     request: Any
     keys: Sequence[PageHash]
     arrived: Arrived | None
+    wanted: Callable[[], bool]
     answers: Sequence[Answer[U8]] = ()
     until: float = 0.0
     told: int = 0
@@ -82,9 +83,16 @@ class Loader:
         """Requests that wait for their pages."""
         return len(self._orders) + len(self._running)
 
-    def order(self, request: Any, keys: Sequence[PageHash], arrived: Arrived | None = None) -> None:
-        """Bring these pages, then hand the request back."""
-        self._orders.append(_Order(request, keys, arrived))
+    def order(
+        self,
+        request: Any,
+        keys: Sequence[PageHash],
+        arrived: Arrived | None = None,
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Bring these pages, then hand the request back. One that is not `wanted` any more when its turn comes was
+        cancelled; nothing is brought for it."""
+        self._orders.append(_Order(request, keys, arrived, wanted))
         if len(self._running) < AT_ONCE:
             self._begin()
 
@@ -116,6 +124,8 @@ class Loader:
     def _begin(self) -> None:
         """Ask for the pages of the first request that waits. That there is no manager any more, `ready` finds."""
         order = self._orders.popleft()
+        if not order.wanted():
+            return
         order.answers = answers = []
         try:
             for start in range(0, len(order.keys), PART):

@@ -95,7 +95,7 @@ class Outlet:
         message = str(reason.get("message") or reason)
         if reason.get("err_type") == ForwardFailed.__name__:
             self.refuse(rid, ForwardFailed(message))
-        elif reason.get("status_code") == HTTPStatus.SERVICE_UNAVAILABLE:
+        elif (reason.get("status_code") or 0) >= HTTPStatus.INTERNAL_SERVER_ERROR:  # no room: not the request's fault
             self.refuse(rid, EngineFull(message))
         else:
             self.refuse(rid, BadRequest(message))

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
 from omni_flow.compute.errors import ComputeError
+from omni_flow.data.errors import DataError
 from omni_flow.data.identity import PageHash
 from omni_flow.data.kv_client import (
     Stored,
@@ -114,6 +115,17 @@ class PoolPages:
         self._pins: dict[int, list[tuple[int, int]]] = {}
 
     def take(self, count: int, least: int) -> list[int]:
+        pages: list[int] = []
+        try:
+            for start in range(0, count, MAX_BATCH):
+                wanted = min(count - start, MAX_BATCH)
+                pages += self._take(wanted, min(wanted, max(least - len(pages), 0)))
+        except DataError:
+            self.give(pages)
+            raise
+        return pages
+
+    def _take(self, count: int, least: int) -> list[int]:
         room = self._client.reserve(self.pool, count, least=least, timeout=self._patience)
         if room.forced:
             log.warning("cached pages were dropped: within %s s nobody wrote them down a tier", self._patience)

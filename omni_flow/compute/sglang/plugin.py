@@ -17,6 +17,7 @@ from omni_flow.compute.sglang import (
     buffers,
     cache,
     cpu_fixes,
+    fixed_rows,
     shared_weights,
     step_hook,
     tail_graph,
@@ -40,6 +41,7 @@ def hooks() -> list[tuple[str, str, Callable[..., Any]]]:
         (kv + "allocation.alloc_for_decode", "BEFORE", allocator.remember_batch),
         ("sglang.srt.model_loader.loader.get_model_loader", "AROUND", shared_weights.wrap_loader),
         (OUTPUT + ".stream_output", "BEFORE", cache.begin_sealing),
+        ("sglang.srt.managers.schedule_batch.ScheduleBatch.retract_decode", "AFTER", fixed_rows.wait_for_rows),
         *batch_sampling.hooks(),
     ]
     if takeover.current().step_hook:

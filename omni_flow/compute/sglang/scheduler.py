@@ -90,6 +90,7 @@ def scheduler_class() -> type:
         """See the module. `inlet` is set on the class before one is made: SGLang's constructor does everything."""
 
         inlet: Inlet
+        max_queued_requests: int | None
         _chains: dict[str, PageChain]
         _tiers: dict[str, Callable[[], list[int]]]
 
@@ -185,6 +186,12 @@ def scheduler_class() -> type:
             self._chains.clear()  # who was refused needs none
             self._tiers.clear()
 
+        def get_new_batch_prefill(self, running_batch: Any) -> Any:
+            # SGLang takes this back when somebody ends; where nobody runs, others had the room, as fixed rows may
+            if running_batch.is_empty():
+                running_batch.batch_is_full = False
+            return super().get_new_batch_prefill(running_batch)
+
         def get_next_batch_to_run(self, *arguments: Any, **named: Any) -> Any:
             plan = super().get_next_batch_to_run(*arguments, **named)
             batch = plan.batch_to_run
@@ -251,7 +258,11 @@ def scheduler_class() -> type:
             self._enqueue(req, is_retracted)
 
         def _enqueue(self, req: Any, is_retracted: bool = False) -> None:
+            limit = self.max_queued_requests
+            if is_retracted:  # it was taken in before, and has answered
+                self.max_queued_requests = None
             super()._add_request_to_queue(req, is_retracted)
+            self.max_queued_requests = limit
             self.outlet.timelines.mark(req.rid, "queued")
 
         def _load_first(self, req: Any) -> bool:
@@ -279,12 +290,15 @@ def scheduler_class() -> type:
             loader = current().loader
             assert loader is not None
 
+            def wanted() -> bool:
+                return req.rid in self.outlet.requests
+
             def pin(count: int) -> None:
-                if req.rid in self.outlet.requests:
+                if wanted():
                     self.tree_cache.lookahead.forget()
                     book.match(keys[: places[count - 1] + 1])
 
-            loader.order(req, [keys[at] for at in places], pin)
+            loader.order(req, [keys[at] for at in places], pin, wanted)
             node = book.match(keys[: min(missing)])
             self.outlet.courses[req.rid].loads.append(node.depth)
             book.make_room(max(missing) + 1 - node.depth, node)

@@ -99,13 +99,14 @@ class FixedOut(msgspec.Struct, array_like=True, tag="fh"):
 
 
 class Ready(msgspec.Struct, array_like=True, tag="r"):
-    """The engine serves. Sizes in tokens."""
+    """The engine serves. Sizes in tokens. `tokenizer`: whether the checkpoint has one."""
 
     max_tokens: int
     max_prompt: int
     vocabulary: int
     hidden: int
     page_size: int
+    tokenizer: bool
 
 
 class Step(msgspec.Struct, array_like=True, tag="t"):

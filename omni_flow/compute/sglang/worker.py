@@ -14,6 +14,7 @@ import sys
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import msgspec
@@ -38,6 +39,8 @@ from omni_flow.models.families import family_of
 
 SHAPING: Final = ("attention_backend", "moe_runner_backend", "quantization", "dtype")
 """Arguments of SGLang that decide what weights look like once they are loaded."""
+KV_SHAPING: Final = ("json_model_override_args", "kv_cache_dtype", "quantization")
+"""Arguments of SGLang that decide what KV a token has, beside the checkpoint and the dtype."""
 SPIN_S: Final = 0.0005
 """How long a call of the memory manager looks for its answer before it sleeps, in an engine that stays awake."""
 
@@ -49,6 +52,9 @@ def namespace_of(config: EngineConfig) -> Namespace:
     if not revision:
         # random weights differ from start to start
         revision = f"dummy {uuid.uuid4()}" if config.load_format == "dummy" else checkpoint_revision(config.model)
+    shaping = {name: config.extra[name] for name in KV_SHAPING if config.extra.get(name) is not None}
+    if shaping:
+        revision += " " + msgspec.json.encode(shaping, order="deterministic").decode()
     return Namespace(
         model=str(model.get("model_type")),
         revision=revision,
@@ -183,6 +189,8 @@ def start(config: EngineConfig, inlet: Inlet) -> Any:
             Path(name.removeprefix("ipc://")).unlink(missing_ok=True)
     scheduler = kind(server, ports, 0, 0, 0, 0, 0, 0, None)
     plugin.verify(scheduler)
+    # SGLang's watchdog would end the parent, which is the role, or whoever runs the engine.
+    scheduler.watchdog.parent_process = SimpleNamespace(send_signal=lambda _: os.kill(os.getpid(), signal.SIGKILL))
     mine.fixed = FixedRows(scheduler, graph=config.device == "cuda" and config.rows_graph)
     for rows in config.rows_at_start:
         mine.fixed.forward.prepare(rows)
@@ -201,16 +209,13 @@ def serve(inlet: Inlet, config: EngineConfig) -> int:
     except (ComputeError, DataError) as error:
         inlet.send(Refused(0, type(error).__name__, error.message, error.mend))
         return 1
-    model = scheduler.model_config
-    inlet.send(
-        Ready(
-            scheduler.max_total_num_tokens,
-            scheduler.max_req_input_len - 1,  # SGLang refuses from there on
-            model.vocab_size,
-            model.hidden_size,
-            scheduler.page_size,
-        )
-    )
+    model, size = scheduler.model_config, scheduler.page_size
+    quota = scheduler.max_total_num_tokens
+    # SGLang refuses the longer of the first kind. Those of the second it would take and never run: it plans with a page
+    # for the answer, and one for its last.
+    longest = min(scheduler.max_req_input_len - 1, quota - 2 * size)
+    has_tokenizer = scheduler.tokenizer is not None
+    inlet.send(Ready(quota, longest, model.vocab_size, model.hidden_size, size, has_tokenizer))
     scheduler.run_event_loop()
     return 0
 

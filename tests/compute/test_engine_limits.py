@@ -1,0 +1,195 @@
+"""An engine at the limits of its room: the longest prompts, fixed rows that have nearly all, a queue that is full."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import engine_kit as kit
+import numpy as np
+import pytest
+import rows_kit
+from engine_kit import Serving
+
+from omni_flow.compute.engine import Embeddings, Request, Tokens
+from omni_flow.compute.errors import BadRequest, EngineFailed, PromptTooLong
+from omni_flow.compute.sampling import Sampling
+from omni_flow.compute.sglang import kernel
+from omni_flow.compute.sglang.config import EngineConfig
+from omni_flow.compute.sglang.kernel import SGLangEngine
+from omni_flow.data.identity import media_digest
+
+PAGE, QUOTA, HIDDEN = 16, 24, 64
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """The model takes far more than the quota; it has no tokenizer."""
+    folder = tmp_path_factory.mktemp("model")
+    rows_kit.tiny_qwen(folder)
+    config = EngineConfig(model=str(folder), page_size=PAGE, max_tokens=QUOTA * PAGE, max_running=4, max_waiting=1)
+    engine = SGLangEngine(config)
+    with asyncio.Runner() as loop:
+        loop.run(engine.start())
+        yield Serving(engine, folder, loop)
+        loop.run(engine.close())
+
+
+def prompt_of(length: int, seed: int) -> list[int]:
+    return [int(token) for token in np.random.default_rng(seed).integers(0, 256, length)]
+
+
+async def until(engine: SGLangEngine, name: str, least: int) -> None:
+    """Until this count is so large."""
+    async with asyncio.timeout(60):
+        while (await engine.stats())[name] < least:
+            pass  # each look is a round trip to the engine
+
+
+def test_the_longest_prompts_that_are_taken_are_answered_and_longer_ones_are_refused_with_numbers(
+    serving: Serving,
+) -> None:
+    engine = serving.engine
+    longest = engine.ready.max_prompt
+    assert longest == (QUOTA - 2) * PAGE
+
+    async def run() -> None:
+        for length in (longest - PAGE, longest - PAGE + 1, longest - 1, longest):
+            one = await kit.answer(engine, kit.greedy(prompt_of(length, length), 40, logits=True))
+            assert 1 <= len(one.tokens) < 2 * PAGE
+            assert one.logits.shape[0] == len(one.tokens)
+        with pytest.raises(PromptTooLong, match=f"{longest + 1} tokens; model and pool take {longest}"):
+            await kit.answer(engine, kit.greedy(prompt_of(longest + 1, 1), 1))
+        assert len((await kit.answer(engine, kit.greedy([5], 3))).tokens) == 3
+
+    serving.run(run())
+
+
+def test_who_waits_for_room_that_fixed_rows_have_is_answered_when_they_are_left(serving: Serving) -> None:
+    engine = serving.engine
+
+    async def run() -> None:
+        prompt = prompt_of(100, 3)
+        alone = (await kit.answer(engine, kit.greedy(prompt, 5))).tokens
+        async with engine.fixed_rows([Tokens([1])], (QUOTA - 4) * PAGE):
+            waiting = asyncio.create_task(kit.answer(engine, kit.greedy(prompt, 5)))
+            await until(engine, "waiting", 1)
+        assert (await waiting).tokens == alone
+        assert (await serving.idle())["held"] == 0
+
+    serving.run(run())
+
+
+def test_a_running_request_whose_room_fixed_rows_take_waits_for_them_and_is_answered(serving: Serving) -> None:
+    engine = serving.engine
+
+    async def run() -> None:
+        asked = kit.greedy(prompt_of(20, 4), 100)
+        alone = (await kit.answer(engine, asked)).tokens
+        events = engine.generate(asked)
+        tokens = [(await anext(events)).token]
+        async with engine.fixed_rows([Tokens([1])], (QUOTA - 4) * PAGE):
+            await until(engine, "waiting", 1)
+        tokens += [event.token async for event in events if hasattr(event, "token")]
+        assert tokens == alone
+        assert (await serving.idle())["held"] == 0
+
+    serving.run(run())
+
+
+def test_who_goes_back_to_wait_is_not_refused_where_the_queue_is_full(serving: Serving) -> None:
+    engine = serving.engine
+
+    async def run() -> None:
+        asked = [kit.greedy(prompt_of(20, seed), 120) for seed in (5, 6)]
+        alone = [(await kit.answer(engine, one)).tokens for one in asked]
+        running = []
+        for count, one in enumerate(asked, 1):  # together they were one too many for the queue
+            running.append(asyncio.create_task(kit.answer(engine, one)))
+            await until(engine, "running", count)
+        queued = asyncio.create_task(kit.answer(engine, kit.greedy(prompt_of(300, 7), 1)))
+        await until(engine, "waiting", 1)
+        async with engine.fixed_rows([Tokens([1])], (QUOTA - 8) * PAGE):
+            await until(engine, "waiting", 2)
+        assert [one.tokens for one in await asyncio.gather(*running)] == alone
+        await queued
+        assert (await serving.idle())["held"] == 0
+
+    serving.run(run())
+
+
+def picture(rows: int, name: bytes = b"picture") -> Embeddings:
+    return Embeddings(np.zeros((rows, HIDDEN), np.float32), media_digest(name, "", "test", ""), placeholder=3)
+
+
+@pytest.mark.parametrize(
+    ("request_", "match"),
+    [
+        (Request(spans=[picture(3), picture(4)]), "embeddings of 3 and of 4 rows have one digest"),
+        (Request(spans=[Tokens([1])], session="x" * 513), "session has 513 characters"),
+        (Request(spans=[Tokens([1])], sampling=Sampling(stop=("a",))), "no tokenizer"),
+    ],
+)
+def test_what_would_end_the_engine_is_refused_and_it_serves_on(serving: Serving, request_: Request, match: str) -> None:
+    async def run() -> None:
+        with pytest.raises(BadRequest, match=match):
+            await kit.answer(serving.engine, request_)
+        await kit.answer(serving.engine, kit.greedy([5], 1))
+
+    serving.run(run())
+
+
+def test_the_end_of_a_session_without_a_name_is_nobodys_and_a_long_name_is_refused(serving: Serving) -> None:
+    async def run() -> None:
+        await serving.engine.end_session("")
+        with pytest.raises(BadRequest, match="session has 600 characters"):
+            await serving.engine.end_session("x" * 600)
+        await kit.answer(serving.engine, kit.greedy([5], 1))
+
+    serving.run(run())
+
+
+def test_an_engine_that_hangs_with_unsent_requests_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows_kit.tiny_qwen(tmp_path, max_position_embeddings=1 << 18)
+    monkeypatch.setattr(kernel, "CLOSE_GRACE_S", 0.2)
+    large = Embeddings(np.zeros((100_000, HIDDEN), np.float32), media_digest(b"", "", "test", ""), placeholder=3)
+
+    async def run() -> None:
+        config = EngineConfig(model=str(tmp_path), page_size=PAGE, max_tokens=1 << 17)
+        engine = SGLangEngine(config)
+        await engine.start()
+        os.kill(engine.pid, signal.SIGSTOP)
+        request = asyncio.create_task(kit.answer(engine, Request(spans=[large])))
+        await asyncio.wait((request,), timeout=0.5)
+        assert engine._writer.transport.get_write_buffer_size() > 0
+        await engine.close()
+        with pytest.raises(kernel.EngineDied):
+            await request
+
+    asyncio.run(run())
+
+
+def test_an_engine_that_finds_no_descriptor_says_so_and_may_be_started_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows_kit.tiny_qwen(tmp_path)
+
+    def none_left() -> None:
+        raise OSError(24, "Too many open files")
+
+    async def run() -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        engine = SGLangEngine(EngineConfig(model=str(tmp_path), page_size=PAGE, max_tokens=QUOTA * PAGE))
+        with monkeypatch.context() as patch:
+            patch.setattr(kernel, "RowsFile", none_left)
+            with pytest.raises(EngineFailed, match="Too many open files"):
+                await engine.start()
+        assert len(os.listdir("/proc/self/fd")) == before
+        await engine.close()
+        async with engine:
+            await kit.answer(engine, kit.greedy([5], 1))
+
+    asyncio.run(run())
