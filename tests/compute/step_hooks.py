@@ -3,6 +3,7 @@ breaks."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -44,6 +45,14 @@ class Codes:
             embeddings,
             [bytes(line) if fed else None for line, fed in zip(codes.tolist(), feeds.tolist(), strict=True)],
         )
+
+
+class Warns(Codes):
+    """`Codes` that have something to say when they are made."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        logging.getLogger("omni_flow.tests").warning("made of %d %s", BOOKS, "codebooks")
 
 
 ONCE, ALWAYS = 1e6, 1e7

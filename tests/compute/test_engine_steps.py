@@ -78,6 +78,19 @@ def test_codes_and_text_equal_plain_pytorch_in_mixed_batches_and_after_retractio
     asyncio.run(run())
 
 
+def test_what_an_engine_process_warns_of_while_it_starts_is_in_the_log_of_its_role(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tiny_checkpoint("deepseek_v2", tmp_path)
+
+    async def run() -> int:
+        async with SGLangEngine(EngineConfig(model=str(folder)), step_hook=step_hooks.Warns) as engine:
+            return engine.pid
+
+    pid = asyncio.run(run())
+    assert f"engine {pid}: made of 2 codebooks" in caplog.messages
+
+
 def test_steps_without_a_hook_are_refused() -> None:
     async def run() -> None:
         engine = SGLangEngine(EngineConfig(model="nowhere"))

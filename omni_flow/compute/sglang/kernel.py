@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 import subprocess
@@ -49,6 +50,7 @@ from omni_flow.compute.sglang.wire import (
 )
 from omni_flow.compute.steps import MakeStepHook, reference
 
+log = logging.getLogger("omni_flow.compute")
 CLOSE_GRACE_S = 10.0
 """How long an engine that was told to end may take to take that in, and then to end, before it is killed."""
 
@@ -143,6 +145,8 @@ class SGLangEngine:
             if isinstance(error, TimeoutError):
                 raise EngineFailed(f"the engine was not ready within {self._timeout} s", self._output()) from error
             raise
+        for line in self.ready.warnings:
+            log.warning("engine %d: %s", self.pid, line)
 
     def _start_process(self) -> socket.socket:
         """Our end of its socket. Raises OSError; nothing is left then."""

@@ -99,7 +99,8 @@ class FixedOut(msgspec.Struct, array_like=True, tag="fh"):
 
 
 class Ready(msgspec.Struct, array_like=True, tag="r"):
-    """The engine serves. Sizes in tokens. `tokenizer`: whether the checkpoint has one."""
+    """The engine serves. Sizes in tokens. `tokenizer`: whether the checkpoint has one; `warnings`: lines that were
+    logged while it started."""
 
     max_tokens: int
     max_prompt: int
@@ -107,6 +108,7 @@ class Ready(msgspec.Struct, array_like=True, tag="r"):
     hidden: int
     page_size: int
     tokenizer: bool
+    warnings: list[str] = []
 
 
 class Step(msgspec.Struct, array_like=True, tag="t"):

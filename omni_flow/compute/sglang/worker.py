@@ -7,6 +7,7 @@ It ends when the socket does, so it never outlives its role.
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import socket
@@ -202,20 +203,36 @@ def start(config: EngineConfig, inlet: Inlet) -> Any:
     return scheduler
 
 
+class _Warnings(logging.Handler):
+    """Keeps the lines of warnings: nobody reads what an engine process that lives has written."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+        print(self.lines[-1], file=sys.stderr)
+
+
 def serve(inlet: Inlet, config: EngineConfig) -> int:
     """Run until the socket ends. Returns the exit status."""
+    warnings, ours = _Warnings(), logging.getLogger("omni_flow")
+    ours.addHandler(warnings)
     try:
         scheduler = start(config, inlet)
     except (ComputeError, DataError) as error:
         inlet.send(Refused(0, type(error).__name__, error.message, error.mend))
         return 1
+    finally:
+        ours.removeHandler(warnings)
     model, size = scheduler.model_config, scheduler.page_size
     quota = scheduler.max_total_num_tokens
     # SGLang refuses the longer of the first kind. Those of the second it would take and never run: it plans with a page
     # for the answer, and one for its last.
     longest = min(scheduler.max_req_input_len - 1, quota - 2 * size)
     has_tokenizer = scheduler.tokenizer is not None
-    inlet.send(Ready(quota, longest, model.vocab_size, model.hidden_size, size, has_tokenizer))
+    inlet.send(Ready(quota, longest, model.vocab_size, model.hidden_size, size, has_tokenizer, warnings.lines))
     scheduler.run_event_loop()
     return 0
 
