@@ -81,7 +81,7 @@ def measure(options: argparse.Namespace, folder: str) -> dict[str, Any]:
     init = {
         "model": folder,
         "template": TEMPLATE,
-        "engine": {"max_tokens": quota},
+        "engine": {"device": "cpu", "max_tokens": quota},
         "sampling": {"max_tokens": 4, "ignore_eos": True},
     }
     samples: dict[str, list[tuple[float, int, int]]] = {name: [] for name in STRATEGIES}

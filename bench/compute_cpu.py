@@ -67,7 +67,7 @@ async def measure(folder: str, pairs: int, threads: int) -> dict[str, Any]:
     from omni_flow.compute.sglang.kernel import SGLangEngine
 
     begin = time.perf_counter()
-    engine = SGLangEngine(EngineConfig(model=folder, threads=threads, max_tokens=4096))
+    engine = SGLangEngine(EngineConfig(model=folder, device="cpu", threads=threads, max_tokens=4096))
     await engine.start()
     try:
         stream = engine.generate(_one_token())

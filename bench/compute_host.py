@@ -106,8 +106,8 @@ def _ours(folder: str, manager: str) -> Driver:
     from omni_flow.compute.sglang.worker import start
 
     config = EngineConfig(
-        model=folder, max_tokens=QUOTA, page_size=PAGE, max_running=64, chunk=CHUNK, manager=manager, pool="kv",
-        extra=ARGUMENTS,
+        model=folder, device="cpu", max_tokens=QUOTA, page_size=PAGE, max_running=64, chunk=CHUNK, manager=manager,
+        pool="kv", extra=ARGUMENTS,
     )  # fmt: skip
     mine, theirs = socket.socketpair()
     for end in (mine, theirs):

@@ -104,8 +104,8 @@ async def measure(rounds: int, folder: Path, tight: bool) -> dict[str, list[floa
     path = str(folder / "memory.sock")
     manager = start(ServerConfig(path=path, pools=(pool,), huge=False, movers=(("copy",),)))
     config = EngineConfig(
-        model=str(checkpoint), page_size=PAGE, max_tokens=QUOTA * PAGE, context=40_960, chunk=8192, manager=path,
-        pool="kv", awake=1.0,
+        model=str(checkpoint), device="cpu", page_size=PAGE, max_tokens=QUOTA * PAGE, context=40_960, chunk=8192,
+        manager=path, pool="kv", awake=1.0,
     )  # fmt: skip
     samples: dict[str, list[float]] = {}
     try:

@@ -1,6 +1,7 @@
 """What holds for all tests."""
 
 import logging
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,9 @@ import pytest
 # A shell starts a background job with SIGINT ignored, and all that the job starts inherits it: tests that interrupt a
 # process would wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Engines that name no device run on the CPU, as the tests expect, also where there is a GPU.
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 WITHOUT_SGLANG = sys.version_info >= (3, 13)
 """SGLang 0.5.17 is for Python 3.11 and 3.12. Where it could be installed its absence is a failure, not an excuse."""

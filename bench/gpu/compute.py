@@ -113,7 +113,7 @@ def engine_config(folder: Path, options: argparse.Namespace, flags: dict[str, An
 
     if options.tiny:
         return EngineConfig(
-            model=str(folder), page_size=PAGE // 16, max_tokens=256 * PAGE // 16, max_running=64,
+            model=str(folder), device="cpu", page_size=PAGE // 16, max_tokens=256 * PAGE // 16, max_running=64,
             context=CONTEXT // TINY, chunk=8192 // TINY, **where,
         )  # fmt: skip
     return EngineConfig(
@@ -156,11 +156,14 @@ def memory_manager(folder: Path, work: Path, ssd: Path, tiny: bool) -> tuple[Any
 async def measure(options: argparse.Namespace, work: Path, say: Any) -> Figures:
     """Everything, in the order in which it matters most. A step that fails is told, and the run fails in the end."""
     from omni_flow.compute.prefix import PageChain
+    from omni_flow.compute.sglang.config import attention_backend
     from omni_flow.compute.sglang.kernel import SGLangEngine
     from omni_flow.compute.sglang.worker import namespace_of
     from omni_flow.data.client import MemoryManagerClient
 
-    flags = FLAGS | PREFILL_GRAPHS[options.prefill_graphs] | {"attention_backend": options.attention}
+    flags = FLAGS | PREFILL_GRAPHS[options.prefill_graphs]
+    if not options.tiny:
+        flags |= {"attention_backend": options.attention or attention_backend()}
     folder, ssd = work / "model", Path(options.ssd or work)
     if options.tiny:
         from omni_flow.testing import tiny_checkpoint
@@ -245,7 +248,7 @@ def main() -> None:
     parser.add_argument("--others", choices=("stop", "run"), default="stop", help="what engines do that are not asked")
     parser.add_argument("--no-tail-graph", action="store_true", help="short extends as SGLang runs them")
     parser.add_argument("--own-weights", action="store_true", help="every engine of ours loads its own")
-    parser.add_argument("--attention", default="fa3", help="SGLang's; fa3 is its own choice on Hopper")
+    parser.add_argument("--attention", help="SGLang's, of all engines; default: what ours choose by themselves")
     parser.add_argument("--prefill-graphs", choices=sorted(PREFILL_GRAPHS), default="breakable")
     options = parser.parse_args()
 

@@ -184,7 +184,7 @@ class Rig:
             "chunk": size.chunk, "max_running": 8, "max_waiting": WAITING, "manager": self._path, "pool": "kv",
         }  # fmt: skip
         if self.tiny:
-            return EngineConfig(**common)
+            return EngineConfig(**common, device="cpu")
         graphs = {"cuda_graph_bs_decode": [1, 2, 4, 8], "disable_prefill_cuda_graph": True}
         return EngineConfig(
             **common, device="cuda", dtype="bfloat16", threads=0, overlap=True, context=8192, revision="faults",

@@ -81,7 +81,7 @@ class Rows:
         folder = str(self.work / name)
         if self.tiny:
             more.pop("extra", None)
-            config = EngineConfig(model=folder, page_size=16, max_tokens=4096, context=1024, **more)
+            config = EngineConfig(model=folder, device="cpu", page_size=16, max_tokens=4096, context=1024, **more)
         else:
             flags = GPU_FLAGS | more.pop("extra", {}) | self.attention
             config = EngineConfig(

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import ctypes as c
 import functools
+import os
+import subprocess
+import sys
 from typing import Any, Final
 
 from omni_flow.data.errors import OutOfMemory, SystemRefusal
@@ -27,6 +30,9 @@ IPC_HANDLE_BYTES: Final = 64
 IPC_GRAIN: Final = 2 << 20
 """Smaller allocations may share a block, and a handle would give out all of it."""
 MAX_PITCH: Final = (1 << 31) - 1
+_NO_DEVICE: Final = 3
+_ASK: Final = f"from omni_flow.data import cuda; raise SystemExit(0 if cuda.available() else {_NO_DEVICE})"
+_ASK_S: Final = 60.0
 
 
 class _Location(c.Structure):
@@ -122,6 +128,35 @@ def available() -> bool:
     except SystemRefusal:
         return False
     return count.value > 0
+
+
+def visible() -> bool:
+    """`available`, asked in a process of its own: children that are forked from one that has initialised the driver
+    can't use it. Asked once for each value of CUDA_VISIBLE_DEVICES.
+
+    Raises:
+        SystemRefusal: there is a driver that gives no answer.
+    """
+    return _visible(os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+@functools.cache
+def _visible(_devices: str | None) -> bool:
+    try:
+        c.CDLL("libcuda.so.1")  # loading it initialises nothing
+    except OSError:
+        return False
+    mend = "see what nvidia-smi says, or hide all devices: CUDA_VISIBLE_DEVICES=''"
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
+    try:
+        asked = subprocess.run(
+            [sys.executable, "-c", _ASK], env=environment, capture_output=True, text=True, timeout=_ASK_S
+        )
+    except subprocess.TimeoutExpired as error:
+        raise SystemRefusal(f"the CUDA driver gave no answer within {_ASK_S:g} s", mend) from error
+    if asked.returncode not in (0, _NO_DEVICE):
+        raise SystemRefusal(f"the CUDA driver can't be asked, status {asked.returncode}: {asked.stderr[-2000:]}", mend)
+    return asked.returncode == 0
 
 
 def exports_descriptors(device: int) -> bool:

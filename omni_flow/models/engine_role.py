@@ -130,6 +130,8 @@ class EngineRole:
             self._config = msgspec.structs.replace(self._config, manager=data.address, pool=pool)
             self.engine = SGLangEngine(self._config)
         await self.engine.start()
+        config = self._config
+        log.info("the engine of %s computes on %s in %s", config.model, config.device, config.dtype)
         self._caring = asyncio.create_task(self._replace_when_dead())
 
     async def warm_up(self) -> None:

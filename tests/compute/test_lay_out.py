@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,12 +35,41 @@ def test_a_request_without_tokens_is_refused() -> None:
         lay_out([Tokens([])])
 
 
-@pytest.mark.parametrize(("capability", "attention"), [((9, 0), "fa3"), ((8, 9), "triton"), ((10, 0), "triton")])
-def test_attention_follows_the_device(
-    capability: tuple[int, int], attention: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where `sgl_kernel` is installed, with FlashAttention 3; to be looked at, for it can't be imported."""
+    folder = tmp_path / "sgl_kernel"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("raise RuntimeError('imported')")
+    for name in ("flash_attn.py", "flash_ops.abi3.so"):
+        (folder / name).touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    return folder
+
+
+def attention(capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(cuda, "compute_capability", lambda _device: capability)
-    assert server_arguments(EngineConfig(model="m", device="cuda"))["attention_backend"] == attention
+    backend: str = server_arguments(EngineConfig(model="m", device="cuda"))["attention_backend"]
+    return backend
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize(("capability", "backend"), [((9, 0), "fa3"), ((8, 9), "triton"), ((10, 0), "triton")])
+def test_attention_follows_the_device(
+    capability: tuple[int, int], backend: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert attention(capability, monkeypatch) == backend
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("missing", ["flash_attn.py", "flash_ops.abi3.so"])
+def test_kernels_without_flash_attention_3_leave_attention_to_triton_and_a_line_says_so(
+    kernels: Path, missing: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (kernels / missing).unlink()
+    assert attention((9, 0), monkeypatch) == "triton"
+    (line,) = caplog.messages
+    assert "no FlashAttention 3" in line
 
 
 def test_attention_that_is_named_is_taken_without_asking_a_device() -> None:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from omni_flow.compute.checkpoint import read_config
 from omni_flow.compute.errors import BadRequest
+from omni_flow.compute.kv_layout import DTYPE_BYTES
+from omni_flow.compute.sglang.device import device_of_engines, has_flash_attention_3
 from omni_flow.data import cuda
 
+log = logging.getLogger("omni_flow.compute")
+AUTO: Final = "auto"
 _HOPPER: Final = 9
+_FA3: Final = "fa3"
 TRITON: Final = "triton"
 CPU_FORWARD_S: Final = 3600.0
 """How long a forward on a CPU may take before the engine counts as hung; on a GPU it is SGLang's five minutes."""
@@ -19,20 +27,24 @@ AWAKE_S: Final = 3.0
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One engine with one model.
+    """One engine with one model. What follows from the device is decided when the config is made, once: its fields
+    have no `auto`, and whoever gets the config (the engine's process) or makes one of the same (the launcher, for the
+    pool) on this machine means the same.
 
     Args:
         model: folder of the checkpoint in its official layout.
-        device: `cpu` or `cuda`.
-        dtype: of weights, activations and KV: `float32`, `bfloat16` or `float16`.
+        device: `cpu` or `cuda`; `auto`: CUDA where the driver shows a device (CUDA_VISIBLE_DEVICES counts) and PyTorch
+            and SGLang's kernels are installed for it.
+        dtype: of weights, activations and KV: `float32`, `bfloat16` or `float16`; `auto`: float32 on a CPU, on a GPU
+            that of the checkpoint where it has 16 bits, else bfloat16.
         max_tokens: tokens of KV this engine may hold at once (its quota), a multiple of `page_size`.
-        page_size: tokens a page, over 1.
+        page_size: tokens a page, over 1; 0: 64 on a GPU, 16 on a CPU.
         max_running: requests computed at the same time.
         max_waiting: requests queued beyond that; more are refused. 0: no limit.
         context: longest sequence in tokens; 0: what model and quota allow.
         chunk: prefill in pieces of at most this many tokens; 0: whole.
         threads: CPU threads of the engine process; 0: PyTorch's own choice.
-        overlap: prepare the next step on the CPU while the GPU computes; off where there is no GPU.
+        overlap: prepare the next step on the CPU while the GPU computes; None: on a GPU.
         awake: seconds after its last work in which the engine looks for more without sleeping, at the cost of a core;
             None: 3 on a GPU, 0 on a CPU. Where it is not 0, calls of the memory manager don't sleep at once either.
         revision, weight_version: identity of the weights in page hashes.
@@ -50,19 +62,23 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         step_hook: `module:name` of what makes the step hook; set by the engine.
         load_format: `auto`, or `dummy` for random weights (benchmarks).
         extra: further arguments of SGLang's `ServerArgs`, by name.
+
+    Raises:
+        BadRequest, BadCheckpoint: a field is wrong; config.json is no JSON object.
+        SystemRefusal: nobody named a device, and the CUDA driver gives no answer.
     """
 
     model: str
-    device: str = "cpu"
-    dtype: str = "float32"
+    device: str = AUTO
+    dtype: str = AUTO
     max_tokens: int = 8192
-    page_size: int = 16
+    page_size: int = 0
     max_running: int = 16
     max_waiting: int = 0
     context: int = 0
     chunk: int = 0
     threads: int = 1
-    overlap: bool = False
+    overlap: bool | None = None
     awake: float | None = None
     revision: str = ""
     weight_version: int = 0
@@ -79,8 +95,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     extra: dict[str, Any] = {}
 
     def __post_init__(self) -> None:
-        if self.device not in ("cpu", "cuda"):
-            raise BadRequest(f"device {self.device!r}", "give cpu or cuda")
+        self._decide()
+        if self.dtype not in DTYPE_BYTES:
+            raise BadRequest(f"dtype {self.dtype!r}", f"give one of {', '.join(DTYPE_BYTES)}")
         if self.page_size < 2 or self.max_tokens % self.page_size or self.max_tokens < self.page_size:
             raise BadRequest(
                 f"max_tokens {self.max_tokens} with pages of {self.page_size}",
@@ -94,6 +111,20 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise BadRequest(f"session_ttl {self.session_ttl}", "give seconds, 0 or more")
         if self.manager and not self.pool:
             raise BadRequest(f"a memory manager at {self.manager} and no pool", "name the pool")
+
+    def _decide(self) -> None:
+        decide = functools.partial(msgspec.structs.force_setattr, self)
+        if self.device == AUTO:
+            decide("device", device_of_engines())
+        if self.device not in ("cpu", "cuda"):
+            raise BadRequest(f"device {self.device!r}", "give cpu, cuda or auto")
+        on_gpu = self.device == "cuda"
+        if self.dtype == AUTO:
+            decide("dtype", _dtype_on_gpu(self.model) if on_gpu else "float32")
+        if self.page_size == 0:
+            decide("page_size", 64 if on_gpu else 16)
+        if self.overlap is None:
+            decide("overlap", on_gpu)
 
     @property
     def awake_s(self) -> float:
@@ -137,10 +168,23 @@ def server_arguments(config: EngineConfig) -> dict[str, Any]:
     else:
         arguments |= {"moe_runner_backend": "triton"}
         if "attention_backend" not in config.extra:
-            arguments["attention_backend"] = _attention_backend()
+            arguments["attention_backend"] = attention_backend()
     return arguments | config.extra
 
 
-def _attention_backend() -> str:
-    """FlashAttention 3 on Hopper, as SGLang chooses; elsewhere Triton's: the arena has been run with both."""
-    return "fa3" if cuda.compute_capability(0)[0] == _HOPPER else TRITON
+def attention_backend() -> str:
+    """FlashAttention 3 on Hopper, as SGLang chooses, where its kernels have it; elsewhere Triton's: the arena has been
+    run with both."""
+    if cuda.compute_capability(0)[0] != _HOPPER:
+        return TRITON
+    if has_flash_attention_3():
+        return _FA3
+    log.warning("the installed sgl_kernel has no FlashAttention 3 (flash_ops): attention is Triton's")
+    return TRITON
+
+
+def _dtype_on_gpu(model: str) -> str:
+    """That of the checkpoint if it has 16 bits, else bfloat16. A folder without config.json is refused at the start."""
+    named = read_config(model) if (Path(model) / "config.json").is_file() else {}
+    dtype = named.get("dtype") or named.get("torch_dtype")
+    return dtype if dtype in ("bfloat16", "float16") else "bfloat16"
