@@ -4,25 +4,28 @@ Those that look at the whole answer (penalties, grammars) are not among them: ea
 """
 
 import os
+from typing import Any
 
 from omni_flow.control.graph import Graph
 from omni_flow.control.slots import stream
 from omni_flow.control.types import Json, Text
+from omni_flow.models.engine_settings import engine_settings
 
 from .decode import Decode
 from .prefill import Prefill
 
 
-def build(model: str) -> Graph:
-    """The graph for the checkpoint in the folder `model`."""
+def build(model: str, engine: dict[str, Any] | None = None) -> Graph:
+    """The graph for the checkpoint in the folder `model`; `engine`: further fields of `EngineConfig`."""
     graph = Graph("deepseek_v2_disaggregated")
     prompt = graph.placeholder("prompt", Text)
     messages = graph.placeholder("messages", Json)
     graph.param("max_tokens", int, 128)
     graph.param("temperature", float, 0.0)
     graph.param("top_p", float, 1.0)
-    prefill = graph.role("prefill", Prefill, init={"model": model})
-    decode = graph.role("decode", Decode, init={"model": model})
+    init = {"model": model, "engine": engine}
+    prefill = graph.role("prefill", Prefill, init=init)
+    decode = graph.role("decode", Decode, init=init)
     begun = prefill.interface("begin", inputs=[[{"question": prompt}], [messages]], outputs=["begun"])
     answer = decode.interface(
         "go_on",
@@ -33,4 +36,4 @@ def build(model: str) -> Graph:
     return graph
 
 
-graph = build(os.environ.get("DEEPSEEK_V2", "DeepSeek-V2-Lite-Chat"))
+graph = build(os.environ.get("DEEPSEEK_V2", "DeepSeek-V2-Lite-Chat"), engine_settings("DEEPSEEK_V2_ENGINE"))

@@ -35,6 +35,26 @@ def test_a_missing_checkpoint_is_named_before_anything_starts(build: Any, tmp_pa
         launch(build(str(tmp_path / "none")))
 
 
+@pytest.mark.parametrize("name", ["deepseek_v2_llm_only", "deepseek_v2_disaggregated"])
+def test_engines_are_set_from_the_environment_and_a_wrong_field_is_named(name: str, tmp_path: Path) -> None:
+    folder = tiny_checkpoint("deepseek_v2", tmp_path)
+    code = f"""
+from omni_flow.deploy.pools import kv_pools
+from {name}.graph import graph
+plan = graph.compile().plan
+(pool,) = kv_pools(plan, {{role.spec.name: 1 for role in plan.roles}})
+print(pool.l1_pages / len(plan.roles))
+"""
+
+    def loaded(engine: str) -> subprocess.CompletedProcess[str]:
+        paths = os.pathsep.join((str(EXAMPLES), *(path for path in sys.path if path)))
+        environment = dict(os.environ, PYTHONPATH=paths, DEEPSEEK_V2=str(folder), DEEPSEEK_V2_ENGINE=engine)
+        return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+
+    assert loaded('{"max_tokens": 12800, "page_size": 32}').stdout == f"{12800 / 32 + 2 * 64}\n"
+    assert "DEEPSEEK_V2_ENGINE: Object contains unknown field `max_tokenz`" in loaded('{"max_tokenz": 1}').stderr
+
+
 def answers(graph: Graph, **replicas: int) -> list[dict[str, Any]]:
     """What a deployment says to the questions, all at once."""
     with launch(graph, replicas=replicas) as app:
