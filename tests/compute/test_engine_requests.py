@@ -336,6 +336,27 @@ def test_more_than_the_pool_holds_waits_is_retracted_and_is_still_right(serving:
     serving.run(run())
 
 
+def test_who_is_sent_back_to_wait_is_not_refused_where_the_queue_is_full(serving: Serving) -> None:
+    async def run() -> None:
+        # SGLang lets four begin, of which it guesses that they end before their limit; they don't
+        endless = {"ignore_eos": False, "logit_bias": {Processor(serving.folder).end_id: -1e6}, "max_tokens": 250}
+        long = [kit.answer(serving.engine, ask(prompt_of(20, 50 + at), **endless)) for at in range(4)]
+        running = [asyncio.create_task(one) for one in long]
+        while (await serving.engine.stats())["running"] < 4:
+            assert not any(task.done() for task in running)
+        short = [asyncio.create_task(kit.answer(serving.engine, ask([1, 2, at], max_tokens=2))) for at in range(8)]
+        while (await serving.engine.stats())["waiting"] <= 8:
+            assert not any(task.done() for task in running)
+        with pytest.raises(EngineFull):
+            await kit.answer(serving.engine, ask([1, 2, 3]))
+        urgent = kit.answer(serving.engine, kit.greedy([1, 2, 4], 2, priority=1))
+        got = await asyncio.gather(urgent, *running, *short, return_exceptions=True)
+        assert [isinstance(one, EngineFull) for one in got] == [False] * 12 + [True]
+        assert [len(one.tokens) for one in got[:-1]] == [2] + [250] * 4 + [2] * 7
+
+    serving.run(run())
+
+
 def test_of_those_that_wait_the_largest_priority_goes_first_and_then_the_earliest(serving: Serving) -> None:
     async def run() -> None:
         order: list[str] = []

@@ -17,7 +17,7 @@ import pytest
 
 from omni_flow.compute.checkpoint import read_config
 from omni_flow.compute.engine import Request, Tokens
-from omni_flow.compute.errors import BadRequest
+from omni_flow.compute.errors import BadRequest, EngineFull
 from omni_flow.compute.kv_layout import kv_layout
 from omni_flow.compute.prefix import PageChain
 from omni_flow.compute.sampling import Sampling
@@ -34,7 +34,7 @@ from omni_flow.data.transfer.client import TransferClient
 from omni_flow.data.transfer.node_config import NodeConfig
 
 T = TypeVar("T")
-PAGE, QUOTA, LENGTH = 16, 64, 800
+PAGE, QUOTA, LENGTH, WAITING = 16, 64, 800, 3
 CACHED = LENGTH - PAGE
 FOLDER = kit.GOLDENS / "deepseek_v2_lite"
 
@@ -108,7 +108,13 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
         )
         managers.append(start(ServerConfig(path=path, pools=(pool,), movers=movers, huge=False)))
         config = EngineConfig(
-            model=str(FOLDER), page_size=PAGE, max_tokens=QUOTA * PAGE, manager=path, pool="kv", share_weights=False
+            model=str(FOLDER),
+            page_size=PAGE,
+            max_tokens=QUOTA * PAGE,
+            max_waiting=WAITING,
+            manager=path,
+            pool="kv",
+            share_weights=False,
         )
         made.append(Node(MemoryManagerClient(path, name="test"), SGLangEngine(config)))
     with asyncio.Runner() as loop:
@@ -213,6 +219,30 @@ def test_a_request_that_is_cancelled_while_its_pages_load_leaves_nothing(nodes: 
         again = await kit.answer(node.engine, kit.greedy(prompt, 4))
         assert again.tokens == expected
         assert again.end.cached_tokens == CACHED
+
+    nodes.run(run())
+
+
+def test_those_whose_pages_load_wait_too_and_more_than_may_are_refused(nodes: Nodes) -> None:
+    node, prompt = nodes.a, prompt_of(7)
+    expected = kit.oracle_greedy(nodes.oracle, prompt, 4)[0]
+
+    async def run() -> None:
+        await compute(node, 7)
+        push_down(node, keys_of(node.engine, prompt), 0)
+        movers = [node.mover(name) for name in ("ssd mover", "copy mover")]
+        for pid in movers:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            asked = [asyncio.create_task(kit.answer(node.engine, kit.greedy(prompt, 4))) for _ in range(WAITING + 2)]
+            while len(refused := [task for task in asked if task.done()]) < 2:
+                assert (await node.engine.stats())["loading"] <= WAITING
+            assert all(isinstance(task.exception(), EngineFull) for task in refused)
+        finally:
+            for pid in movers:
+                os.kill(pid, signal.SIGCONT)
+        assert [(await task).tokens for task in asked if task not in refused] == [expected] * WAITING
+        node.check(dict(await node.engine.stats()))
 
     nodes.run(run())
 

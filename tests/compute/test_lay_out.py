@@ -1,4 +1,4 @@
-"""How the spans of a request become one sequence, and which attention an engine on a GPU gets."""
+"""How the spans of a request become one sequence, and what SGLang is told: its attention, how many may wait."""
 
 from __future__ import annotations
 
@@ -75,3 +75,10 @@ def test_kernels_without_flash_attention_3_leave_attention_to_triton_and_a_line_
 def test_attention_that_is_named_is_taken_without_asking_a_device() -> None:
     config = EngineConfig(model="m", device="cuda", extra={"attention_backend": "flashinfer"})
     assert server_arguments(config)["attention_backend"] == "flashinfer"
+
+
+def test_an_engine_has_a_limit_of_waiting_requests_unless_it_is_given_none() -> None:
+    assert server_arguments(EngineConfig(model="m"))["max_queued_requests"] == 1024
+    assert server_arguments(EngineConfig(model="m", max_waiting=0))["max_queued_requests"] is None
+    with pytest.raises(BadRequest, match="max_waiting -1"):
+        EngineConfig(model="m", max_waiting=-1)

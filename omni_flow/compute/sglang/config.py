@@ -40,7 +40,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         max_tokens: tokens of KV this engine may hold at once (its quota), a multiple of `page_size`.
         page_size: tokens a page, over 1; 0: 64 on a GPU, 16 on a CPU.
         max_running: requests computed at the same time.
-        max_waiting: requests queued beyond that; more are refused. 0: no limit.
+        max_waiting: requests that wait beyond that, for their turn or their pages; more are refused. 0: no limit.
         context: longest sequence in tokens; 0: what model and quota allow.
         chunk: prefill in pieces of at most this many tokens; 0: whole.
         threads: CPU threads of the engine process; 0: PyTorch's own choice.
@@ -74,7 +74,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_tokens: int = 8192
     page_size: int = 0
     max_running: int = 16
-    max_waiting: int = 0
+    max_waiting: int = 1024
     context: int = 0
     chunk: int = 0
     threads: int = 1
@@ -103,6 +103,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"max_tokens {self.max_tokens} with pages of {self.page_size}",
                 "give a page size over 1 and a multiple of it",
             )
+        if self.max_waiting < 0:
+            raise BadRequest(f"max_waiting {self.max_waiting}", "give a number of requests, or 0 for no limit")
         if any(rows < 1 for rows in self.rows_at_start):
             raise BadRequest(f"rows_at_start {self.rows_at_start}", "give numbers of rows, 1 or more")
         if self.awake is not None and self.awake < 0:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from omni_flow.compute.errors import ComputeError, ForwardFailed
+from omni_flow.compute.errors import ComputeError, EngineFull, ForwardFailed
 from omni_flow.compute.prefix import PageChain
 from omni_flow.compute.sglang import step_hook
 from omni_flow.compute.sglang.outlet import Course, Outlet
@@ -265,8 +265,26 @@ def scheduler_class() -> type:
             self.max_queued_requests = limit
             self.outlet.timelines.mark(req.rid, "queued")
 
+        def _abort_on_queued_limit(self, req: Any) -> bool:
+            """Where as many wait as may, the last of the smallest priority is refused, which may be one of the queue;
+            whether it is `req`. Those whose pages are brought wait too. Whoever was sent back to wait is never refused:
+            the first part of its answer has gone out."""
+            loader, course = current().loader, self.outlet.courses.get(req.rid)
+            waiting = len(self.waiting_queue) + (loader.waiting if loader is not None else 0)
+            taken_in = req.is_retracted or (course is not None and course.loads)
+            if self.max_queued_requests is None or waiting < self.max_queued_requests or taken_in:
+                return False
+            smaller = [one for one in self.waiting_queue if one.priority < req.priority and not one.is_retracted]
+            last = max(smaller, key=lambda one: (-one.priority, one.time_stats.wait_queue_entry_time), default=req)
+            if last is not req:
+                self.waiting_queue.remove(last)
+            self.outlet.refuse(
+                last.rid, EngineFull(f"{waiting} requests wait, the limit", "try again, or raise max_waiting")
+            )
+            return last is req
+
         def _load_first(self, req: Any) -> bool:
-            """Whether the request waits for cached pages that lie in lower tiers."""
+            """Whether the request waits for cached pages that lie in lower tiers, or was refused instead."""
             tiered = self._tiered()
             if tiered is None or req.to_finish is not None:  # SGLang has refused it and taken its prompt away
                 return False
@@ -276,6 +294,8 @@ def scheduler_class() -> type:
             absent = {key for key, at in zip(keys, tiers, strict=True) if not at & L1}
             self.tree_cache.lookahead.learn(keys, absent, self.forward_ct)
             self.outlet.timelines.mark(req.rid, "probed")
+            if missing and self._abort_on_queued_limit(req):
+                return True
             if missing:
                 course = self.outlet.courses[req.rid]
                 course.lower = [at for at, t in missing.items() if t & L2], [at for at, t in missing.items() if t == L3]
