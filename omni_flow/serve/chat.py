@@ -102,8 +102,6 @@ async def _whole(asked: Asked, choices: list[Choice]) -> Response:
 async def _events(asked: Asked, choices: list[Choice], owner: ExitStack) -> AsyncIterator[bytes]:
     with owner:
         frame = Frame(asked)
-        for choice in choices:
-            yield frame.first(choice.index)
         if len(choices) == 1:
             async for chunk in _choice_events(frame, choices[0]):
                 yield chunk
@@ -117,14 +115,17 @@ async def _events(asked: Asked, choices: list[Choice], owner: ExitStack) -> Asyn
 
 
 async def _choice_events(frame: Frame, choice: Choice) -> AsyncIterator[bytes]:
-    """The events of one choice, those of a tick in one chunk."""
+    """The events of one choice, those of a tick in one chunk; nothing before the graph gave something, so that what
+    fails until then has its own status."""
+    first = frame.first(choice.index)
     while (taken := await choice.take()) is not None:
         if taken:
             chunk = await frame.chunk(choice, taken)
             if chunk:
-                yield chunk
+                yield first + chunk
+                first = b""
     choice.check()
-    yield await frame.last(choice)
+    yield first + await frame.last(choice)
 
 
 async def _merged(streams: list[AsyncIterator[bytes]], stack: AsyncExitStack) -> AsyncIterator[bytes]:

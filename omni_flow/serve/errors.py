@@ -18,6 +18,12 @@ RETRY_S = 1
 CALLERS = frozenset(("InvalidInput", "BadRequest", "PromptTooLong"))
 """What a role raises when the request is at fault, by the name of the class: nothing else of it reaches the server."""
 
+FULL = "EngineFull"
+"""What a role raises when as many requests wait for its engine as may."""
+
+DEAD = frozenset(("EngineDied", "EngineFailed"))
+"""What a role raises whose engine has died, or could not be started in place of one that had."""
+
 LOST = "ConversationLost"
 """What a role raises that no longer keeps what a session has said."""
 
@@ -111,12 +117,17 @@ def of_outcome(outcome: Outcome | None, failures: Mapping[str, Failure]) -> ApiE
     if outcome is Outcome.FAILED and kinds and kinds <= CALLERS:
         code = "context_length_exceeded" if kinds == {"PromptTooLong"} else "invalid_input"
         return ApiError(400, "; ".join(sorted(brief(why) for _, why in told)), code=code)
+    if outcome is Outcome.FAILED and kinds == {FULL}:
+        return too_many("; ".join(sorted(brief(why) for _, why in told)), RETRY_S)
     if outcome is Outcome.FAILED and kinds == {LOST}:
         return ApiError(409, "; ".join(sorted(brief(why) for _, why in told)), code="conversation_lost")
+    headers: dict[str, str] = {}
+    if outcome is Outcome.FAILED and kinds and kinds <= DEAD:
+        status, code, headers = 503, "engine_died", {"retry-after": str(RETRY_S)}
     texts = {name: brief(failure) for name, failure in failures.items()}
     causes = "; ".join(sorted(set(texts.values())))
     message = f"{text}: {causes}" if causes else text
-    return ApiError(status, message, code=code, more={"failures": texts} if texts else None)
+    return ApiError(status, message, code=code, headers=headers, more={"failures": texts} if texts else None)
 
 
 _PLACE = re.compile(r" - at `(?:key` in `)?\$\.?(.*?)`$", re.DOTALL)

@@ -14,6 +14,7 @@ from PIL import Image as Pictures
 from PIL import ImageDraw
 
 from omni_flow import ABSENT, Audio, Context, Graph, Image, InvalidInput, Json, Text, collect, emit, optional, stream
+from omni_flow.compute.errors import EngineDied, EngineFull, PromptTooLong
 
 RATE = 24_000
 Sound = Annotated[NDArray[np.float32], Audio(RATE)]
@@ -89,6 +90,12 @@ class Cook:
     """Fails, waits, or answers, as it is told."""
 
     async def cook(self, ctx: Context, text: str) -> AsyncIterator[str]:
+        if "crowd" in text:
+            raise EngineFull("1024 requests wait, the limit", "try again")
+        if "gas" in text:
+            raise EngineDied("the engine process ended with status -9")
+        if "long" in text:
+            raise PromptTooLong("the prompt has 9 tokens; model and pool take 8", "shorten it")
         yield "begun"
         if "burn" in text:
             raise ValueError("the kitchen is on fire")

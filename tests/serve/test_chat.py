@@ -204,6 +204,24 @@ def test_what_a_role_says_of_the_request_is_a_400(ai: openai.OpenAI) -> None:
     assert "nobody eats plastic" in str(caught.value)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("text", "status", "code", "retry"),
+    [
+        ("crowd", 429, "rate_limit_exceeded", "1"),
+        ("gas", 503, "engine_died", "1"),
+        ("long", 400, "context_length_exceeded", None),
+    ],
+)
+def test_what_fails_at_an_engine_before_the_answer_has_begun_has_a_status_of_its_own(
+    ai: openai.OpenAI, text: str, status: int, code: str, retry: str | None, stream: bool
+) -> None:
+    with pytest.raises(openai.APIStatusError) as caught:
+        ask(ai, text, model="kitchen", stream=stream)
+    assert (caught.value.status_code, caught.value.code) == (status, code)
+    assert caught.value.response.headers.get("retry-after") == retry
+
+
 def test_a_mapped_field_has_the_type_and_range_of_the_api(ai: openai.OpenAI) -> None:
     assert ask(ai, "hi", model="kitchen", temperature=2).choices[0].message.content == "begun 2.0"
     for wrong in (-1, 2.5, "hot"):
