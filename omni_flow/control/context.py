@@ -24,6 +24,9 @@ class Facts(Protocol):
     def seed(self) -> int:
         """See `seed_for`."""
 
+    def retries(self) -> int:
+        """See `Context.retries`."""
+
     def params(self) -> SimpleNamespace:
         """The snapshot of the request."""
 
@@ -92,6 +95,12 @@ class Context:
     def seed(self) -> int:
         """63 bits, the same whenever this activation of this request runs."""
         return self._facts.seed()
+
+    @property
+    def retries(self) -> int:
+        """`retries` of the interface: how often this activation may be done again. Its replica's death is the runtime's
+        business; a role whose work dies elsewhere, as with an engine process, does it again itself."""
+        return self._facts.retries()
 
     @property
     def iteration(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from types import SimpleNamespace
@@ -43,6 +43,8 @@ class Turn(Protocol):
     def params(self) -> SimpleNamespace: ...
     @property
     def seed(self) -> int: ...
+    @property
+    def retries(self) -> int: ...
     def prefix(self, pool: str, marks: Sequence[tuple[int, bytes]]) -> None: ...
 
 
@@ -58,7 +60,9 @@ class EngineRole:
 
     Roles with equal checkpoints, dtype and page size share their pages, and their weights. Without a memory manager the
     pages stay in the engine's process. An engine process that died is replaced at once; until then the role says that
-    it can't serve. What the dead one had left in the pool is found again.
+    it can't serve. What the dead one had left in the pool is found again. A request of which no token had come is asked
+    once more of the new engine; one whose interface declares `retries` as often as that says, even in the middle of its
+    answer. All others fail with `EngineDied`.
 
     Args:
         model: folder of the checkpoint in its official layout.
@@ -181,26 +185,39 @@ class EngineRole:
 
         Raises:
             PromptTooLong: it does not fit model or pool.
-            EngineDied: the engine's process ended after the first token, or twice before it.
+            EngineFull: too many requests wait for the engine.
+            EngineDied: the engine's process ended oftener than `turn.retries`, or than once before the first token; or
+                the next one chose another token than had been given.
         """
         session = "" if turn.session is None else lease_name(turn.session, turn.tenant)
         request = Request(spans=[prompt], sampling=sampling, tenant=turn.tenant.encode(), session=session)
         dead: SGLangEngine | None = None
+        deaths, given = 0, list[int]()
         while True:
             engine = await self._engine_but(dead)
-            begun = False
+            again = deque(given)
             try:
                 async with aclosing(engine.generate(request)) as events:
                     async for event in events:
-                        begun = True
+                        token = event.token if isinstance(event, TokenEvent) else None
+                        if again:
+                            if again.popleft() != token:
+                                break
+                            continue
                         if isinstance(event, EndEvent):
                             self._ended(turn, event)
+                        else:
+                            given.append(event.token)
                         yield event
-                return
+                    else:
+                        return
             except EngineDied:
-                if begun or dead is not None:
+                deaths += 1
+                if deaths > (turn.retries if given else max(turn.retries, 1)):
                     raise
                 dead = engine
+                continue
+            raise EngineDied(f"the engine ended, and of {len(given)} tokens the next one chose others", "ask again")
 
     def _ended(self, turn: Turn, end: EndEvent) -> None:
         self._counters["prompt_tokens"] += end.prompt_tokens

@@ -6,6 +6,7 @@ import asyncio
 import math
 import os
 import signal
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,8 +23,10 @@ from omni_flow.testing import tiny_checkpoint
 TOKEN_BYTES = 3 * (32 + 16) * 4
 
 
-def turn(**params: object) -> SimpleNamespace:
-    return SimpleNamespace(session=None, tenant="", params=SimpleNamespace(**params), seed=7, prefix=lambda *_: None)
+def turn(retries: int = 0, **params: object) -> SimpleNamespace:
+    return SimpleNamespace(
+        session=None, tenant="", params=SimpleNamespace(**params), seed=7, retries=retries, prefix=lambda *_: None
+    )
 
 
 def test_the_pool_of_a_replica_holds_its_quota_and_its_cache(tmp_path: Path) -> None:
@@ -109,5 +112,51 @@ async def _killed(folder: str, address: str) -> None:
             while role.engine is dead:  # noqa: ASYNC110 - replaced though nobody asks for anything
                 await asyncio.sleep(0.01)
         assert role.ails() == ""
+    finally:
+        await role.close()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_an_answer_that_may_be_retried_goes_on_where_its_engine_died_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    asyncio.run(_retried(tmp_path))
+
+
+async def _retried(folder: Path) -> None:
+    role = EngineRole(str(tiny_checkpoint("deepseek_v2", folder)))
+    warm = Sampling(max_tokens=400, temperature=1, seed=7, ignore_eos=True)
+
+    async def answer(retries: int, meanwhile: Callable[[], Awaitable[None]] | None = None) -> list[int | EndEvent]:
+        got: list[int | EndEvent] = []
+        async for one in role.tokens(turn(retries), role.prompt("Why is the sky blue?"), warm):
+            got.append(one)
+            if len(got) == 20 and meanwhile is not None:
+                await meanwhile()
+        return got
+
+    async def kill() -> None:
+        os.kill(role.engine.pid, signal.SIGKILL)
+
+    async def kill_twice() -> None:
+        dead = role.engine
+        await kill()
+        async with asyncio.timeout(200):
+            while role.engine is dead:  # noqa: ASYNC110 - it is replaced by the role
+                await asyncio.sleep(0.01)
+        await kill()
+
+    async def change() -> None:
+        tiny_checkpoint("deepseek_v2", folder, seed=1)
+        await kill()
+
+    await role.setup()
+    try:
+        whole = await answer(0)
+        assert len(whole) == 401
+        assert await answer(1, kill) == whole
+        with pytest.raises(EngineDied, match=r"of \d+ tokens the next one chose others"):
+            await answer(1, change)
+        with pytest.raises(EngineDied, match="the engine process ended"):
+            await answer(1, kill_twice)
     finally:
         await role.close()

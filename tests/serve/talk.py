@@ -15,15 +15,21 @@ WAIT_S = 240.0
 """An engine takes a while to start where other tests run."""
 
 
-def talk(folder: Path, **role: Any) -> Serving:
-    """The model `talk`: a small DeepSeek-V2 that is made in `folder`. `role`: options of its role."""
+def talk(folder: Path, *, engine: dict[str, Any] | None = None, retries: int = 0, **role: Any) -> Serving:
+    """The model `talk`: a small DeepSeek-V2 that is made in `folder`, and says 8 tokens unless it is told how many.
+
+    `engine`: fields of its `EngineConfig`. `retries`: of its interface. `role`: options of its role.
+    """
     graph = Graph("talk")
     prompt = graph.placeholder("prompt", Text, required=True)
-    init = {"model": str(tiny_checkpoint("deepseek_v2", folder)), "sampling": {"max_tokens": 8, "ignore_eos": True}}
+    graph.param("max_tokens", int, 8)
+    init = {"model": str(tiny_checkpoint("deepseek_v2", folder)), "engine": engine, "sampling": {"ignore_eos": True}}
     said = graph.role("llm", DeepseekV2, init=init, **role).interface(
         "reply",
         inputs=[[{"question": prompt}]],
         outputs=[stream("token", Text), stream("logprobs", Json), {"usage": Json, "finish": Text}],
+        retries=retries,
     )
+    endpoint = ChatCompletions(text="prompt", out_text="text", out_usage="usage", fields={"max_tokens": "max_tokens"})
     graph.output(text=said.token, usage=said.usage)
-    return Serving(graph, (ChatCompletions(text="prompt", out_text="text", out_usage="usage"),))
+    return Serving(graph, (endpoint,))

@@ -72,6 +72,9 @@ class Running:
     def seed(self) -> int:
         return seed_for(self.party.info.seed, self.activation.interface.name, self.activation.path)
 
+    def retries(self) -> int:
+        return self.activation.interface.spec.retries
+
     def params(self) -> SimpleNamespace:
         return SimpleNamespace(**self.party.info.params)
 

@@ -197,6 +197,7 @@ class Where:
             "n": ctx.params.n,
             "seed": ctx.seed,
             "path": ctx.path,
+            "retries": ctx.retries,
             "deadline": ctx.deadline is not None and 0 < ctx.deadline <= 60,
         }
 

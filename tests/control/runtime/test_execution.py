@@ -227,11 +227,11 @@ def test_on_error_absent_degrades(run: Run) -> None:
     assert run(graph, x=1) == {"y": ABSENT}
 
 
-def test_the_context_tells_session_params_seed_path_and_deadline() -> None:
+def test_the_context_tells_session_params_seed_path_retries_and_deadline() -> None:
     graph = Graph("context")
     x = graph.placeholder("x", int)
     graph.param("n", int, 3)
-    where = graph.role("r", Where).interface("context", inputs=[[x]], outputs=["y"])
+    where = graph.role("r", Where).interface("context", inputs=[[x]], outputs=["y"], retries=2)
     graph.output(y=where.y)
 
     async def body() -> None:
@@ -242,6 +242,7 @@ def test_the_context_tells_session_params_seed_path_and_deadline() -> None:
             other = (await (await session.submit(x=1, seed=8)).result())["y"]
         assert (first["session"], first["n"], first["deadline"], first["path"]) == ("s1", 5, True, "")
         assert again["n"] == 9
+        assert first["retries"] == 2
         assert again["seed"] == first["seed"] != other["seed"]
 
     asyncio.run(body())
