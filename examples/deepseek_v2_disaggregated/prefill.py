@@ -40,7 +40,12 @@ class Prefill(EngineRole):
         Raises:
             BadRequest, PromptTooLong: a message is malformed; it does not fit model or pool.
         """
-        prompt = self.prompt(question or "") if messages is None else self.processor.chat(checked(messages))
+        if messages is None:
+            prompt = self.prompt(question or "")
+        else:
+            whole = checked(messages)
+            self.check_length(message["content"] for message in whole)
+            prompt = self.processor.chat(whole)
         sampling = self.sampling(ctx)
         first = self.processor.end_id
         async with aclosing(self.tokens(ctx, prompt, msgspec.structs.replace(sampling, max_tokens=1))) as tokens:

@@ -83,7 +83,9 @@ class ChatModel(EngineRole):
         """The conversation that an answer of at most `answer` tokens goes into, and its prompt."""
         if messages is not None:
             whole = [*self._system, *checked(messages)]
+            self.check_length(message["content"] for message in whole)
             return Conversation(), Prompt(list(self.processor.chat(whole).ids), whole)
+        self.check_length([question or ""])
         talk = Conversation() if ctx.session is None else self._conversations.of(ctx.tenant, ctx.session, ctx.lineage)
         asked: ChatMessage = {"role": "user", "content": question or ""}
         processor = self.processor

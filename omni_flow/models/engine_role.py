@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from types import SimpleNamespace
 from typing import Any, Final, Protocol
@@ -14,7 +14,7 @@ import msgspec
 
 from omni_flow.compute.checkpoint import read_config
 from omni_flow.compute.engine import EndEvent, Event, Request, TokenEvent, Tokens
-from omni_flow.compute.errors import BadRequest, ComputeError, EngineDied
+from omni_flow.compute.errors import BadRequest, ComputeError, EngineDied, PromptTooLong
 from omni_flow.compute.kv_layout import kv_layout
 from omni_flow.compute.sampling import Sampling
 from omni_flow.compute.sglang.config import EngineConfig
@@ -170,9 +170,23 @@ class EngineRole:
             raise BadRequest(f"a param of sampling is wrong: {wrong}", "see omni_flow.compute.sampling") from wrong
 
     def prompt(self, question: str) -> Tokens:
-        """The prompt for the answer to a question without history."""
+        """The prompt for the answer to a question without history. Raises PromptTooLong."""
+        self.check_length([question])
         asked: ChatMessage = {"role": "user", "content": question}
         return self.processor.chat([asked])
+
+    def check_length(self, texts: Iterable[str]) -> None:
+        """Refuse what is too long whatever its tokens are: making millions of them would hold up all other requests.
+
+        Raises:
+            PromptTooLong: with numbers.
+        """
+        least, most = sum(map(self.processor.least, texts)), self.engine.ready.max_prompt
+        if least > most:
+            raise PromptTooLong(
+                f"the prompt has {least} tokens or more; model and pool take {most}",
+                "shorten it, or raise context or max_tokens",
+            )
 
     async def tokens(self, turn: Turn, prompt: Tokens, sampling: Sampling) -> AsyncGenerator[int | EndEvent, None]:
         """As `events`, of a token only its id."""

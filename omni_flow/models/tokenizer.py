@@ -74,6 +74,8 @@ class Processor:
         self._names = {name: text for name in ("bos_token", "eos_token") if (text := _text(config.get(name)))}
         self._template = ChatTemplate(source)
         added = self._tokenizer.get_added_tokens_decoder()
+        read = {one.content for one in added.values() if not one.special}
+        self._longest = max(map(len, {*self._tokenizer.get_vocab(with_added_tokens=False), *read}))
         self._special = {token for token, one in added.items() if one.special}
         self.end_id: int | None = self._id("eos_token")
         marks = {one.content for one in added.values() if one.special}
@@ -108,6 +110,10 @@ class Processor:
     def chat(self, messages: Sequence[ChatMessage]) -> Tokens:
         """The prompt for the next answer of the assistant. Raises BadRequest: the model's template refuses it."""
         return Tokens(self._encode(self._render(messages)))
+
+    def least(self, text: str) -> int:
+        """How many tokens a text has at least, told by its length alone: none covers more than the longest one."""
+        return -(-len(text) // self._longest)
 
     def after_answer(self, message: ChatMessage) -> Tokens:
         """What stands between the last token of an answer and the answer to the next message.

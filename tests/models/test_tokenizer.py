@@ -188,6 +188,13 @@ def test_what_a_template_looks_for_in_a_message_and_runs_of_spaces_are_read_as_e
     assert marked._tokenizer.token_to_id("  ") in marks
 
 
+def test_the_length_of_a_text_tells_how_many_tokens_it_has_at_least(marked: Processor, folder: Path) -> None:
+    for processor in (marked, Processor(folder)):
+        for text in ("a" * 1000, " " * 1000, "🙂" * 100, TALK[1]["content"]):
+            assert 0 < processor.least(text) <= len(processor.text(text).ids)
+    assert Processor(folder).least("a" * 1000) == 1000
+
+
 def test_a_template_owns_what_it_writes_and_does_not_look_for() -> None:
     template = ChatTemplate(
         "{% macro turn(name) %}<{{ name }}>{% endmacro %}{{ turn('<a>') }}<b>{% if '<c>' in messages[0].content %}<c>"

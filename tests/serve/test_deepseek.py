@@ -174,6 +174,8 @@ def test_what_only_the_engine_can_tell_is_a_400_and_it_lives_on(ai: openai.OpenA
         (LLM, {"response_format": wrong}, "invalid_input", "nonsense"),
         (LLM, {"content": "a" * 20_000}, "context_length_exceeded", "the prompt has"),
         (SPLIT, {"content": "a" * 20_000}, "context_length_exceeded", "the prompt has"),
+        (LLM, {"content": "a" * 10_000_000}, "context_length_exceeded", "the prompt has 10000000 tokens or more"),
+        (SPLIT, {"content": "a" * 10_000_000}, "context_length_exceeded", "the prompt has 10000000 tokens or more"),
     ):
         with pytest.raises(openai.BadRequestError) as caught:
             ask(ai, model, **options)
