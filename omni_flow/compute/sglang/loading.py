@@ -81,7 +81,7 @@ class Loader:
     @property
     def waiting(self) -> int:
         """Requests that wait for their pages."""
-        return len(self._orders) + len(self._running)
+        return len(self._running) + sum(order.wanted() for order in self._orders)
 
     def order(
         self,

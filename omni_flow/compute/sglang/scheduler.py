@@ -258,11 +258,7 @@ def scheduler_class() -> type:
             self._enqueue(req, is_retracted)
 
         def _enqueue(self, req: Any, is_retracted: bool = False) -> None:
-            limit = self.max_queued_requests
-            if is_retracted:  # it was taken in before, and has answered
-                self.max_queued_requests = None
             super()._add_request_to_queue(req, is_retracted)
-            self.max_queued_requests = limit
             self.outlet.timelines.mark(req.rid, "queued")
 
         def _abort_on_queued_limit(self, req: Any) -> bool:
