@@ -15,17 +15,16 @@ from .decode import Decode
 from .prefill import Prefill
 
 
-def build(model: str, engine: dict[str, Any] | None = None) -> Graph:
-    """The graph for the checkpoint in the folder `model`; `engine`: further fields of `EngineConfig`."""
+def build(model: str, **more: Any) -> Graph:
+    """The graph for the checkpoint in the folder `model`. `more`: see `EngineRole`, the same for both roles."""
     graph = Graph("deepseek_v2_disaggregated")
     prompt = graph.placeholder("prompt", Text)
     messages = graph.placeholder("messages", Json)
     graph.param("max_tokens", int, 128)
     graph.param("temperature", float, 0.0)
     graph.param("top_p", float, 1.0)
-    init = {"model": model, "engine": engine}
-    prefill = graph.role("prefill", Prefill, init=init)
-    decode = graph.role("decode", Decode, init=init)
+    prefill = graph.role("prefill", Prefill, init={"model": model, **more})
+    decode = graph.role("decode", Decode, init={"model": model, **more})
     begun = prefill.interface("begin", inputs=[[{"question": prompt}], [messages]], outputs=["begun"])
     answer = decode.interface(
         "go_on",
@@ -36,4 +35,4 @@ def build(model: str, engine: dict[str, Any] | None = None) -> Graph:
     return graph
 
 
-graph = build(os.environ.get("DEEPSEEK_V2", "DeepSeek-V2-Lite-Chat"), engine_settings("DEEPSEEK_V2_ENGINE"))
+graph = build(os.environ.get("DEEPSEEK_V2", "DeepSeek-V2-Lite-Chat"), engine=engine_settings("DEEPSEEK_V2_ENGINE"))

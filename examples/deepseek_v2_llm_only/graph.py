@@ -13,8 +13,8 @@ from omni_flow.models.deepseek_v2.role import DeepseekV2
 from omni_flow.models.engine_settings import engine_settings
 
 
-def build(model: str, engine: dict[str, Any] | None = None) -> Graph:
-    """The graph for the checkpoint in the folder `model`; `engine`: further fields of `EngineConfig`."""
+def build(model: str, **more: Any) -> Graph:
+    """The graph for the checkpoint in the folder `model`. `more`: see `EngineRole`."""
     graph = Graph("deepseek_v2_llm_only")
     prompt = graph.placeholder("prompt", Text)
     messages = graph.placeholder("messages", Json)
@@ -25,7 +25,7 @@ def build(model: str, engine: dict[str, Any] | None = None) -> Graph:
     graph.param("frequency_penalty", float, 0.0)
     for name in ("stop", "logit_bias", "logprobs", "json_schema"):
         graph.param(name, Json)
-    llm = graph.role("llm", DeepseekV2, init={"model": model, "engine": engine}, balance="session", stateful=True)
+    llm = graph.role("llm", DeepseekV2, init={"model": model, **more}, balance="session", stateful=True)
     answer = llm.interface(
         "reply",
         inputs=[[{"question": prompt}], [messages]],
@@ -35,4 +35,4 @@ def build(model: str, engine: dict[str, Any] | None = None) -> Graph:
     return graph
 
 
-graph = build(os.environ.get("DEEPSEEK_V2", "DeepSeek-V2-Lite-Chat"), engine_settings("DEEPSEEK_V2_ENGINE"))
+graph = build(os.environ.get("DEEPSEEK_V2", "DeepSeek-V2-Lite-Chat"), engine=engine_settings("DEEPSEEK_V2_ENGINE"))

@@ -27,11 +27,10 @@ class SmolLM2(ChatModel):
 
     @classmethod
     def kv_pools(
-        cls, model: str = "smollm2", *, engine: dict[str, Any] | None = None, cache_tokens: int = 0, **more: Any
+        cls, model: str = "smollm2", *, engine: dict[str, Any] | None = None, **more: Any
     ) -> tuple[PoolSpec, ...]:
         """The pool of one replica. Converts the weights first if that was never done. Raises WeightsMissing."""
-        engine = {**_ENGINE, **(engine or {})}
-        return super().kv_pools(_folder(model), engine=engine, cache_tokens=cache_tokens)
+        return super().kv_pools(_folder(model), engine={**_ENGINE, **(engine or {})}, **more)
 
     async def chat(self, ctx: ChatTurn, question: str, seen: str | None = None) -> AsyncGenerator[Emit, None]:
         """The answer to `question` as `reply` gives it; `seen` is text that a picture shows."""

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("omni_flow.data")
 FIRST_BACKOFF_S: Final = 0.2
 LAST_BACKOFF_S: Final = 30.0
+END_S: Final = 2.0
+"""How long children may take to end by themselves, all together: whoever ends the manager waits for it."""
 SHORTCUTS: Final = {
     "copy": ("{python}", "-m", "omni_flow.data.mover", "{path}"),
     "cuda-copy": ("{python}", "-m", "omni_flow.data.cuda_mover", "{path}"),
@@ -121,18 +123,19 @@ class Children(BaseService):
                 child.process.kill()
 
     def stop(self) -> None:
-        """End the children: they see their connection end; those that don't are killed."""
+        """End the children: they see their connection end; those that have not after `END_S` are killed."""
         self._stopped = True
-        for child in self._children:
-            if child.process is None:
-                continue
+        running = [child.process for child in self._children if child.process is not None]
+        for process in running:
             with contextlib.suppress(ProcessLookupError):
-                child.process.send_signal(signal.SIGTERM)
+                process.send_signal(signal.SIGTERM)
+        until = time.monotonic() + END_S
+        for process in running:
             try:
-                child.process.wait(2.0)
+                process.wait(max(0.0, until - time.monotonic()))
             except subprocess.TimeoutExpired:
-                child.process.kill()
-                child.process.wait()
+                process.kill()
+                process.wait()
 
     def stats(self) -> dict[str, int | float]:
         return {

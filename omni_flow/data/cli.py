@@ -30,9 +30,10 @@ from omni_flow.data.policy import PolicyError
 from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.server import serve
 from omni_flow.data.server_config import ServerConfig
-from omni_flow.data.ssd import BadSsdConfig, SsdConfig
+from omni_flow.data.ssd import BadSsdConfig
 from omni_flow.data.ssd.directory import make_usable
 from omni_flow.data.temp_client import TempClient
+from omni_flow.data.tiers import movers_of, ssd_mover, with_l3
 from omni_flow.data.transfer.node_config import NodeConfig
 from omni_flow.data.weights.client import WeightClient
 from omni_flow.data.weights.names import Family
@@ -106,29 +107,16 @@ def parse_pool(text: str) -> PoolSpec:
 
 
 def ssd_tier(specs: Sequence[PoolSpec], directory: str, size: str) -> tuple[tuple[PoolSpec, ...], tuple[str, ...]]:
-    """The pools with an L3 where they name none themselves (as many objects as fit), and the mover that keeps it.
-
-    Raises: BadSsdConfig, the directory can't be used.
-    """
+    """The pools with an L3, and the mover that keeps it. Raises: BadSsdConfig, the directory can't be used."""
     if not directory or not size:
         raise typer.BadParameter("an SSD tier needs a directory and a size: --ssd DIR --ssd-bytes 200G")
-    deep = [spec for spec in specs if spec.l2_pages]
-    if not deep:
-        raise typer.BadParameter("an SSD tier needs a pool with an L2: --pool name=kv,page=2M,l1=1024,l2=4096")
     cap = parse_size(size)
     try:
-        for spec in deep:
-            SsdConfig(path=Path(directory), cap_bytes=cap // len(deep), largest=spec.page_bytes).segment()
+        full = with_l3(specs, directory, cap)
     except BadSsdConfig as error:
-        raise typer.BadParameter(f"--ssd-bytes {size} for {len(deep)} pools: {error}") from error
+        raise typer.BadParameter(f"--ssd-bytes {size}: {error}") from error
     make_usable(Path(directory))
-    full = tuple(
-        msgspec.structs.replace(spec, l3_pages=cap // len(deep) // spec.page_bytes)
-        if spec.l2_pages and not spec.l3_pages
-        else spec
-        for spec in specs
-    )
-    return full, ("{python}", "-m", "omni_flow.data.ssd.mover", "{path}", directory, str(cap))
+    return full, ssd_mover(directory, cap)
 
 
 def transfer_process(name: str, control: str, peers: Sequence[str], key_file: str) -> tuple[str, ...]:
@@ -144,13 +132,6 @@ def transfer_process(name: str, control: str, peers: Sequence[str], key_file: st
     )
     config.check()
     return ("{python}", "-m", "omni_flow.data.transfer.node", msgspec.json.encode(config).decode())
-
-
-def movers_of(specs: Sequence[PoolSpec]) -> tuple[tuple[str, ...], ...]:
-    """The copy movers that pools with an L2 need."""
-    deep = [spec for spec in specs if spec.l2_pages]
-    kinds = {"cuda-copy" if spec.l1_device >= 0 else "copy" for spec in deep}
-    return tuple((kind,) for kind in sorted(kinds))
 
 
 def _end(error: Exception) -> typer.Exit:

@@ -22,6 +22,13 @@ U32 = NDArray[np.uint32]
 Mask = NDArray[np.bool_]
 _STAGED: Final = {L1: 16, L2: 4}
 """The part of a tier, one in so many slots, that is kept for jobs unless the spec says otherwise. All jobs pass L2."""
+_MOST_STAGED: Final = 256
+
+
+def beside_staging(bit: int, pages: int) -> int:
+    """Slots of a tier that leave `pages` of them to everybody, beside the share that a spec keeps for jobs if it says
+    nothing of `staging`."""
+    return pages + min(_MOST_STAGED, pages // (_STAGED[bit] - 1) + 1)
 
 
 class PoolRoom:
@@ -62,7 +69,7 @@ class PoolRoom:
             take = min(pages, max(0, capacity - 1))
             if pages < 0:
                 below = self.spec.l2_pages or self.spec.l3_pages
-                take = min(256, max(1, capacity // _STAGED[bit]), max(0, capacity - 1)) if below else 0
+                take = min(_MOST_STAGED, max(1, capacity // _STAGED[bit]), max(0, capacity - 1)) if below else 0
             self.shared[bit].limit += self.staging[bit].limit - take
             self.staging[bit].limit = take
 

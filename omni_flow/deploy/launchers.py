@@ -27,6 +27,7 @@ from omni_flow.control.runtime.wire import BatchCodec, Head
 from omni_flow.control.transport import make_transport
 from omni_flow.control.types import KV, Bytes, Scalar, Text, Tokens
 from omni_flow.data.errors import DataError
+from omni_flow.data.ssd.errors import BadSsdConfig
 from omni_flow.deploy.blame import blame
 from omni_flow.deploy.errors import LaunchError, UnknownRole
 from omni_flow.deploy.holders import ManagerHolders
@@ -180,16 +181,11 @@ class LocalLauncher:
         self._numbers = itertools.count()
         self._run_dir = RunDir(options.get("run_dir"))
         self._notify = options.get("on_event") or (lambda line: log.info("%s", line))
-        wanted = memory is not None and (self._pools or any(may_carry_array(f) for f in self._field_types()))
-        self.memories: list[MemoryProcess] = []
-        if memory is not None and wanted:
-            memory = msgspec.structs.replace(memory, pools=pools)
-            path, count = self._run_dir.path, memory.managers if pools else 1
-            self.memories = [MemoryProcess(memory, path, self._notify, number) for number in range(count)]
-        self.memory = self.memories[0] if self.memories else None
         self._holders: list[ManagerHolders] = []
         self._tensors: ArenaTensors | None = None
         try:
+            self.memories = [] if memory is None else self._make_memories(msgspec.structs.replace(memory, pools=pools))
+            self.memory = self.memories[0] if self.memories else None
             link = self._make_link()
         except BaseException:
             self._run_dir.remove()
@@ -210,6 +206,20 @@ class LocalLauncher:
         """The declared type of everything that travels."""
         yield from (p.type for p in self._plan.spec.placeholders)
         yield from (o.type for i in self._plan.spec.interfaces for o in i.outputs if o.name != DONE)
+
+    def _make_memories(self, memory: Memory) -> list[MemoryProcess]:
+        """The managers that the deployment needs. Raises LaunchError: their SSD tier can't be."""
+        if not (memory.pools or memory.ssd or any(may_carry_array(f) for f in self._field_types())):
+            return []
+        base, graph = self._run_dir.path, self._plan.spec.name
+        try:
+            configs = [
+                memory.config(f"{base}/memory{number or ''}.sock", graph, number)
+                for number in range(memory.managers if memory.pools else 1)
+            ]
+        except BadSsdConfig as error:
+            raise LaunchError({"": f"the SSD tier of graph {graph!r} can't be: {error}"}) from error
+        return [MemoryProcess(config, self._notify) for config in configs]
 
     def _each(self, managers: int) -> dict[str, int]:
         """How many replicas of each role one manager serves at most."""

@@ -9,6 +9,8 @@ import logging
 import os
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import quote
 
 import msgspec
 
@@ -16,6 +18,8 @@ from omni_flow.data import launch
 from omni_flow.data.errors import DataError
 from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.server_config import ServerConfig
+from omni_flow.data.ssd.directory import make_usable
+from omni_flow.data.tiers import movers_of, ssd_mover, with_l3
 
 log = logging.getLogger("omni_flow.deploy")
 
@@ -33,7 +37,12 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     `temp_bytes`: arena for tensors between roles; `temp_client_bytes`: most of it that one process may hold, 0 for no
     bound. `pools`: KV page pools. `populate`: `now`, `background` or `lazy`. `managers`: how many memory managers keep
     KV pools, as if on so many machines: replica k of a role has its pages at manager k modulo their number, and finds
-    none of the others'. Tensors between roles all lie at the first.
+    none of the others'. Tensors between roles all lie at the first. `ssd`, `ssd_bytes`: directory of the SSD tier (L3)
+    of pools with an L2, and most bytes of this deployment there, split evenly among managers. Each has a directory of
+    its own, `SSD/GRAPH.NUMBER`; a later deployment of a graph of that name finds what lies there.
+
+    Raises:
+        ValueError: no manager, or one half of an SSD tier.
     """
 
     temp_bytes: int = 512 << 20
@@ -41,24 +50,46 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     pools: tuple[PoolSpec, ...] = ()
     populate: str = "background"
     managers: int = 1
+    ssd: str = ""
+    ssd_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.managers < 1:
             raise ValueError(f"{self.managers} memory managers: there must be one")
+        if bool(self.ssd) != (self.ssd_bytes > 0):
+            raise ValueError(
+                f"an SSD tier is a directory and a size, not ssd={self.ssd!r} and ssd_bytes={self.ssd_bytes}"
+            )
+
+    def config(self, path: str, graph: str, number: int) -> ServerConfig:
+        """What manager `number` of a deployment of `graph` serves at `path`; its directory for an SSD tier is made.
+
+        Raises:
+            BadSsdConfig: the directory can't be used, its bytes are too few, or no pool has an L2.
+        """
+        pools, movers = self.pools, movers_of(self.pools)
+        if self.ssd:
+            directory = os.path.abspath(os.path.join(self.ssd, f"{quote(graph, safe='')}.{number}"))
+            share = self.ssd_bytes // self.managers
+            pools = with_l3(pools, directory, share)
+            make_usable(Path(directory))
+            movers += (ssd_mover(directory, share),)
+        return ServerConfig(
+            path=path,
+            temp_bytes=0 if number else self.temp_bytes,
+            temp_client_bytes=self.temp_client_bytes,
+            pools=pools,
+            populate=self.populate,
+            movers=movers,
+        )
 
 
 class MemoryProcess:
-    """Runs and watches a memory manager at `<run_dir>/memory.sock`; `number` tells several apart, see `Memory`."""
+    """Runs and watches a memory manager, and with it the movers of its config, which are its children."""
 
-    def __init__(self, memory: Memory, run_dir: str, notify: Callable[[str], None], number: int = 0) -> None:
-        self.address = f"{run_dir}/memory{number or ''}.sock"
-        self._config = ServerConfig(
-            path=self.address,
-            temp_bytes=0 if number else memory.temp_bytes,
-            temp_client_bytes=memory.temp_client_bytes,
-            pools=memory.pools,
-            populate=memory.populate,
-        )
+    def __init__(self, config: ServerConfig, notify: Callable[[str], None]) -> None:
+        self.address = config.path
+        self._config = config
         self._notify = notify
         self._process: subprocess.Popen[bytes] | None = None
         self._watch: asyncio.Task[None] | None = None

@@ -1,7 +1,8 @@
 """The KV pools that the roles of a graph need. Pure.
 
 A role class says so with a class method `kv_pools(**init)`, called with the role's `init`: the pools that one replica
-needs, with room for that one. Pools of equal name are one pool, shared by every replica that names it: room adds up.
+needs, with room for that one. Pools of equal name are one pool, shared by every replica that names it: room adds up, in
+every tier. What the jobs between tiers need beside it is added to the whole, once.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any
 import msgspec
 
 from omni_flow.control.plan import Plan
+from omni_flow.data.messages import L1, L2
+from omni_flow.data.pool_room import beside_staging
 from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.deploy.errors import LaunchError
 
@@ -44,13 +47,21 @@ def kv_pools(plan: Plan, counts: Mapping[str, int]) -> tuple[PoolSpec, ...]:
                 )
             else:
                 found[pool.name] = _sum(there, own)
-    return tuple(found.values())
+    return tuple(_with_staging(pool) for pool in found.values())
 
 
 def merged(given: tuple[PoolSpec, ...], needed: tuple[PoolSpec, ...]) -> tuple[PoolSpec, ...]:
     """What the caller gives goes before what the roles need."""
     names = {pool.name for pool in given}
     return (*given, *(pool for pool in needed if pool.name not in names))
+
+
+def _with_staging(pool: PoolSpec) -> PoolSpec:
+    """A pool in which all that was asked for is there beside the share of jobs, which goes before quotas and cache."""
+    if not pool.l2_pages or pool.staging >= 0:
+        return pool
+    l1, l2 = beside_staging(L1, pool.l1_pages), beside_staging(L2, pool.l2_pages)
+    return msgspec.structs.replace(pool, l1_pages=l1, l2_pages=l2)
 
 
 def _times(pool: PoolSpec, count: int) -> PoolSpec:

@@ -70,6 +70,8 @@ class EngineRole:
         sampling: fields of `Sampling`; a param of the graph that is called as a field goes before it.
         template: chat template where the tokenizer has none.
         cache_tokens: tokens of KV that the pool keeps for each replica beyond what its engine may hold at once.
+        l2_tokens: tokens of KV for which the pool has room in CPU memory (L2) for each replica. What L1 has no room for
+            goes down there, and comes back when a prompt needs it; with `Memory.ssd` it goes on to a disk.
     """
 
     def __init__(
@@ -80,12 +82,14 @@ class EngineRole:
         sampling: dict[str, Any] | None = None,
         template: str | None = None,
         cache_tokens: int = 0,
+        l2_tokens: int = 0,
     ) -> None:
         self._config = EngineConfig(model=model, **(engine or {}))
         self._sampling = sampling or {}
         Sampling(**self._sampling)
         self._template = template
         self.cache_tokens = cache_tokens
+        self.l2_tokens = l2_tokens
         self.engine = SGLangEngine(self._config)
         self._replacing = asyncio.Lock()
         self._caring: asyncio.Task[None] | None = None
@@ -94,9 +98,15 @@ class EngineRole:
 
     @classmethod
     def kv_pools(
-        cls, model: str, *, engine: dict[str, Any] | None = None, cache_tokens: int = 0, **more: Any
+        cls,
+        model: str,
+        *,
+        engine: dict[str, Any] | None = None,
+        cache_tokens: int = 0,
+        l2_tokens: int = 0,
+        **more: Any,
     ) -> tuple[PoolSpec, ...]:
-        """The pool that one replica needs: its engine's quota, a lot more for each end of it, and the cache.
+        """The pool that one replica needs: its engine's quota, a lot more for each end of it, the cache, and L2.
 
         Raises:
             BadCheckpoint: the folder has no config.json, or not that of a language model.
@@ -109,6 +119,7 @@ class EngineRole:
                 name=config.pool or POOL,
                 page_bytes=layout.page_bytes(config.page_size, config.dtype),
                 l1_pages=config.max_tokens // config.page_size + 2 * LOT + -(-cache_tokens // config.page_size),
+                l2_pages=-(-l2_tokens // config.page_size),
                 padding=1,
                 l1_device=0 if on_gpu else -1,
                 planes=layout.planes if on_gpu else 1,

@@ -10,6 +10,8 @@ import pytest
 
 from omni_flow import Graph, launch
 from omni_flow.data.client import MemoryManagerClient
+from omni_flow.data.kv_pool import KvPool
+from omni_flow.data.messages import L1, L2
 from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.deploy.errors import LaunchError
 from omni_flow.deploy.memory import Memory
@@ -17,16 +19,16 @@ from omni_flow.deploy.pools import kv_pools
 
 
 class Pooled:
-    """Asks for a pool of `pages`; its `setup` looks at what there is."""
+    """Asks for a pool of `pages`, and `below` in CPU memory; its `setup` looks at what there is."""
 
-    def __init__(self, pages: int, size: int = 64) -> None:
+    def __init__(self, pages: int, size: int = 64, below: int = 0) -> None:
         self.seen: dict[str, int] = {}
 
     @classmethod
-    def kv_pools(cls, pages: int, size: int = 64) -> list[PoolSpec]:
+    def kv_pools(cls, pages: int, size: int = 64, below: int = 0) -> list[PoolSpec]:
         if pages < 1:
             raise ValueError(f"{pages} pages")
-        return [PoolSpec(name="kv", page_bytes=size, l1_pages=pages)]
+        return [PoolSpec(name="kv", page_bytes=size, l1_pages=pages, l2_pages=below, padding=1)]
 
     async def setup(self, data: Any) -> None:
         if data is not None:
@@ -51,7 +53,20 @@ def graph(**roles: dict[str, Any]) -> Graph:
 
 def test_the_room_of_all_replicas_of_all_roles_adds_up() -> None:
     plan = graph(a={"pages": 8}, b={"pages": 3}).compile().plan
-    assert kv_pools(plan, {"a": 2, "b": 1}) == (PoolSpec(name="kv", page_bytes=64, l1_pages=19),)
+    assert kv_pools(plan, {"a": 2, "b": 1}) == (PoolSpec(name="kv", page_bytes=64, l1_pages=19, padding=1),)
+
+
+@pytest.mark.parametrize(("pages", "below"), [(2, 1), (40, 7), (500, 90), (9000, 20_000)])
+def test_all_that_roles_ask_for_is_there_beside_the_share_of_jobs_between_tiers(pages: int, below: int) -> None:
+    """One of the two roles asks for no L2: its quota must fit as well."""
+    plan = graph(a={"pages": pages, "below": below}, b={"pages": pages}).compile().plan
+    (pool,) = kv_pools(plan, {"a": 2, "b": 1})
+    room = KvPool(pool)
+    assert room.staging[L1].limit > 0
+    assert room.shared[L1].limit + pool.padding >= 3 * pages
+    assert room.shared[L2].limit >= 2 * below
+    for tier, asked in ((pool.l1_pages, 3 * pages), (pool.l2_pages, 2 * below)):
+        assert tier - asked <= min(256, 1 + asked // 3)
 
 
 def test_two_pools_of_one_name_are_refused_with_both_roles() -> None:

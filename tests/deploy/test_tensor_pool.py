@@ -182,7 +182,7 @@ def test_a_memory_manager_that_cannot_be_started_anew_is_tried_again_until_it_ca
 
 def test_a_memory_manager_whose_start_was_given_up_has_gone_when_it_is_closed(tmp_path: Path) -> None:
     async def body() -> None:
-        memory = MemoryProcess(Memory(temp_bytes=MIB), str(tmp_path), Events())
+        memory = MemoryProcess(Memory(temp_bytes=MIB).config(f"{tmp_path}/memory.sock", "one", 0), Events())
         starting = asyncio.create_task(memory.start())
         await asyncio.to_thread(until_there, memory)
         starting.cancel()

@@ -33,7 +33,9 @@ def test_the_pool_of_a_replica_holds_its_quota_and_its_cache(tmp_path: Path) -> 
     folder = str(tiny_checkpoint("deepseek_v2", tmp_path))
     (pool,) = EngineRole.kv_pools(folder, engine={"max_tokens": 1024, "page_size": 32}, cache_tokens=100, template="x")
     assert (pool.name, pool.page_bytes) == ("kv", 32 * TOKEN_BYTES)
-    assert pool.l1_pages == 32 + 128 + 4
+    assert (pool.l1_pages, pool.l2_pages) == (32 + 128 + 4, 0)
+    (deep,) = EngineRole.kv_pools(folder, engine={"page_size": 32}, l2_tokens=100)
+    assert deep.l2_pages == 4
     with pytest.raises(BadCheckpoint, match=r"config\.json"):
         EngineRole.kv_pools(str(tmp_path / "none"))
 

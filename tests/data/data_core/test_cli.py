@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from omni_flow.data.cli import memory_app, movers_of, parse_pool, parse_size
+from omni_flow.data.cli import memory_app, parse_pool, parse_size
 from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.errors import Disconnected
 from omni_flow.data.launch import start
@@ -272,4 +272,3 @@ def test_an_l1_on_a_device_takes_no_part_in_transfers_itself() -> None:
     assert host_tiers(PoolInfo("kv", 64, 8, 0, False, l1_device=0)) == ()
     spec = parse_pool("name=kv,page=54K,l1=8,l2=8,device=0,planes=27,padding=1")
     assert (spec.l1_device, spec.planes, spec.padding) == (0, 27, 1)
-    assert movers_of([spec]) == (("cuda-copy",),)
