@@ -23,6 +23,7 @@ NEEDS_SGLANG = (
     "compute/test_engine_",
     "compute/test_takeover.py",
     "examples/test_deepseek.py",
+    "examples/test_deepseek_tiers.py",
     "examples/test_demo_kills.py",
     "examples/test_demo_roles.py::test_all_roles_close",
     "examples/test_demo_talk.py",

@@ -29,7 +29,7 @@ EXIT = {Outcome.DONE: ExitCode.DONE, Outcome.CANCELLED: ExitCode.CANCELLED}
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What was asked for beside the inputs."""
+    """What was asked for beside the inputs. `launch`: further options of `omni_flow.launch`."""
 
     out: Path
     params: Mapping[str, Any] = field(default_factory=dict)
@@ -38,6 +38,7 @@ class Options:
     timeline: bool = False
     as_json: bool = False
     processes: bool = True
+    launch: Mapping[str, Any] = field(default_factory=dict)
 
 
 def execute(target: Target, graph: CompiledGraph, turns: Sequence[Inputs], options: Options) -> int:
@@ -103,6 +104,7 @@ def _launched(target: Target, graph: CompiledGraph, options: Options) -> Any:
                 target=target.place,
                 on_event=lambda line: err.print(line, style="dim"),
                 log_level="WARNING",
+                **options.launch,
             )
         except LaunchError as error:
             raise UserError(str(error), code=ExitCode.FAILED) from error

@@ -20,6 +20,7 @@ from omni_flow.cli.execute import Options, execute
 from omni_flow.cli.flags import Flag, Inputs, flags_of, read_inputs, read_params, read_replicas
 from omni_flow.cli.show import check_folder
 from omni_flow.cli.target import Target
+from omni_flow.cli.tiers import Ssd, SsdBytes, memory_options
 from omni_flow.cli.values import STDIN
 from omni_flow.control.compiled import CompiledGraph
 
@@ -37,6 +38,8 @@ _OPTIONS: dict[str, Any] = {
     "replicas": Annotated[
         list[str] | None, typer.Option("--replicas", metavar="ROLE=N", help="How many replicas of a role.")
     ],
+    "ssd": Ssd,
+    "ssd_bytes": SsdBytes,
     "show_timeline": Annotated[bool, typer.Option("--timeline", help="Show what ran when, and where.")],
     "out": Annotated[Path, typer.Option("--out", metavar="DIR", help="Where sound, pictures and arrays are written.")],
     "as_json": Annotated[bool, typer.Option("--json", help="Print one JSON object at the end and nothing before.")],
@@ -44,7 +47,7 @@ _OPTIONS: dict[str, Any] = {
     "debug": Debug,
 }
 _DEFAULTS: dict[str, Any] = {
-    **dict.fromkeys(("deadline", "param", "replicas")),
+    **dict.fromkeys(("deadline", "param", "replicas", "ssd", "ssd_bytes")),
     **dict.fromkeys(("then", "show_timeline", "as_json", "one_process", "debug"), False),
     "out": DEFAULT_OUT,
 }
@@ -54,6 +57,8 @@ OWN_FLAGS = (
     "--deadline",
     "--param",
     "--replicas",
+    "--ssd",
+    "--ssd-bytes",
     "--timeline",
     "--out",
     "--json",
@@ -132,6 +137,7 @@ def _made_for(
                 out=given["out"],
                 as_json=given["as_json"],
                 processes=not given["one_process"],
+                launch=memory_options(given["ssd"], given["ssd_bytes"], given["one_process"]),
             )
             raise typer.Exit(execute(found, graph, turns, options))
 

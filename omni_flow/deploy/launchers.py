@@ -213,13 +213,16 @@ class LocalLauncher:
             return []
         base, graph = self._run_dir.path, self._plan.spec.name
         try:
-            configs = [
-                memory.config(f"{base}/memory{number or ''}.sock", graph, number)
+            return [
+                MemoryProcess(
+                    memory.config(f"{base}/memory{number or ''}.sock", graph, number),
+                    self._notify,
+                    memory.disk(graph, number),
+                )
                 for number in range(memory.managers if memory.pools else 1)
             ]
         except BadSsdConfig as error:
             raise LaunchError({"": f"the SSD tier of graph {graph!r} can't be: {error}"}) from error
-        return [MemoryProcess(config, self._notify) for config in configs]
 
     def _each(self, managers: int) -> dict[str, int]:
         """How many replicas of each role one manager serves at most."""

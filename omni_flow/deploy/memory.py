@@ -18,7 +18,7 @@ from omni_flow.data import launch
 from omni_flow.data.errors import DataError
 from omni_flow.data.pool_spec import PoolSpec
 from omni_flow.data.server_config import ServerConfig
-from omni_flow.data.ssd.directory import make_usable
+from omni_flow.data.ssd.directory import holder_of, make_usable
 from omni_flow.data.tiers import movers_of, ssd_mover, with_l3
 
 log = logging.getLogger("omni_flow.deploy")
@@ -61,6 +61,10 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 f"an SSD tier is a directory and a size, not ssd={self.ssd!r} and ssd_bytes={self.ssd_bytes}"
             )
 
+    def disk(self, graph: str, number: int) -> Path | None:
+        """The directory of the SSD tier of manager `number` of a deployment of `graph`."""
+        return Path(self.ssd).absolute() / f"{quote(graph, safe='')}.{number}" if self.ssd else None
+
     def config(self, path: str, graph: str, number: int) -> ServerConfig:
         """What manager `number` of a deployment of `graph` serves at `path`; its directory for an SSD tier is made.
 
@@ -68,12 +72,12 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             BadSsdConfig: the directory can't be used, its bytes are too few, or no pool has an L2.
         """
         pools, movers = self.pools, movers_of(self.pools)
-        if self.ssd:
-            directory = os.path.abspath(os.path.join(self.ssd, f"{quote(graph, safe='')}.{number}"))
+        directory = self.disk(graph, number)
+        if directory is not None:
             share = self.ssd_bytes // self.managers
-            pools = with_l3(pools, directory, share)
-            make_usable(Path(directory))
-            movers += (ssd_mover(directory, share),)
+            pools = with_l3(pools, str(directory), share)
+            make_usable(directory)
+            movers += (ssd_mover(str(directory), share),)
         return ServerConfig(
             path=path,
             temp_bytes=0 if number else self.temp_bytes,
@@ -85,11 +89,12 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class MemoryProcess:
-    """Runs and watches a memory manager, and with it the movers of its config, which are its children."""
+    """Runs and watches a memory manager; its movers are its children. `disk`: where its SSD tier lies."""
 
-    def __init__(self, config: ServerConfig, notify: Callable[[str], None]) -> None:
+    def __init__(self, config: ServerConfig, notify: Callable[[str], None], disk: Path | None = None) -> None:
         self.address = config.path
         self._config = config
+        self._disk = disk
         self._notify = notify
         self._process: subprocess.Popen[bytes] | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -103,6 +108,9 @@ class MemoryProcess:
 
     async def start(self) -> None:
         """Start it and wait until clients may connect. Raises DataError."""
+        for pool in self._disk.iterdir() if self._disk is not None else ():
+            if holder := holder_of(pool):
+                self._notify(f"{pool} is in use ({holder}): there is no SSD tier (L3) until it is free")
         self._life = os.pipe2(os.O_CLOEXEC)
         await self._start()
         self._watch = asyncio.create_task(self._restart_when_dead())

@@ -19,6 +19,7 @@ from omni_flow.cli.command import Debug, guarded, stderr
 from omni_flow.cli.errors import ExitCode, UserError, did_you_mean
 from omni_flow.cli.flags import read_replicas
 from omni_flow.cli.target import Target
+from omni_flow.cli.tiers import Ssd, SsdBytes, memory_options
 from omni_flow.control.compiled import CompiledGraph
 
 TargetsArgument = Annotated[
@@ -91,6 +92,8 @@ def serve(
     replicas: Annotated[
         list[str] | None, typer.Option("--replicas", metavar="ROLE=N", help="How many replicas of a role.")
     ] = None,
+    ssd: Ssd = None,
+    ssd_bytes: SsdBytes = None,
     max_requests: Annotated[int, typer.Option("--max-requests", min=1, help="Live requests of a graph.")] = 4096,
     rate: Annotated[float | None, typer.Option("--rate", help="Requests a second of an API key.")] = None,
     concurrency: Annotated[int | None, typer.Option("--concurrency", help="Live requests of an API key.")] = None,
@@ -129,6 +132,7 @@ def serve(
     except OSError as error:
         raise UserError(f"{api_keys_file}: {error.strerror}", "make keys with `omni-flow key NAME`") from error
     counts = _for_graphs(graphs, replicas or [])
+    memory = memory_options(ssd, ssd_bytes, one_process)
     settings = _settings(
         max_body_bytes=max_body_mb * 2**20,
         rate_per_s=rate,
@@ -151,7 +155,7 @@ def serve(
     limits = Limits(max_requests=max_requests)
     serving = []
     for each, stated, count in zip(found, endpoints, counts, strict=True):
-        options: dict[str, Any] = {"processes": not one_process, "replicas": count, "limits": limits}
+        options: dict[str, Any] = {"processes": not one_process, "replicas": count, "limits": limits, **memory}
         if not one_process:
             options |= {"target": each.place, "log_level": log_level.upper(), "on_event": _say}
         serving.append(server_module.Serving(each.graph, stated, options))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from omni_flow import Graph, launch
+from omni_flow import Graph, alaunch, launch
 from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.identity import PageHash
 from omni_flow.data.messages import L3
@@ -82,7 +82,7 @@ async def until_on_disk(client: MemoryManagerClient, names: list[PageHash]) -> N
     """Have pages written, and others, until the first four of them are on the disk and only there."""
 
     def write(name: PageHash) -> None:
-        room = client.reserve("kv", 1, timeout=20)
+        room = client.reserve("kv", 1, timeout=60)
         client.commit("kv", room.token, [name])
 
     def push_down() -> None:
@@ -209,5 +209,24 @@ def test_what_is_on_the_disk_is_found_by_the_next_deployment_at_each_of_its_mana
                         found = client.probe("kv", names) & L3
                     assert found[50 * number :][:4].all()
                     assert not found[50 * (1 - number) :][:50].any()
+
+    asyncio.run(body())
+
+
+def test_a_deployment_whose_place_on_the_disk_is_taken_says_so_and_has_it_when_it_is_free(tmp_path: Path) -> None:
+    async def body() -> None:
+        events = Events()
+        async with deployed(graph(), memory=ssd(tmp_path / "ssd")) as first:
+            with client_of(first) as client:
+                pid = (await until_up(client))["ssd mover"]
+            second = alaunch(graph(), on_event=events, memory=ssd(tmp_path / "ssd"))
+            await second.start()
+            assert f"pid {pid}" in await events.until(f"{tmp_path}/ssd/deep.0/kv is in use")
+            assert (await (await second.submit(x=1)).result())["y"] == 2
+            with client_of(second) as client:
+                assert not client.stats()["pool_l3_on/kv"]
+        with client_of(second) as client:
+            await until_up(client)
+        await second.close()
 
     asyncio.run(body())

@@ -132,6 +132,13 @@ def test_a_dry_run_shows_the_plan_and_starts_nothing(graph: Path) -> None:
         assert part in done.stdout
 
 
+def test_an_ssd_tier_below_nothing_is_refused_with_what_is_missing(graph: Path, tmp_path: Path) -> None:
+    done = run("serve", graph, "--ssd", tmp_path / "ssd", "--ssd-bytes", "64M")
+    assert done.returncode == 1
+    assert "the SSD tier of graph 'words' can't be: an SSD tier needs a pool with an L2" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_what_cannot_be_served_is_said_in_words(graph: Path, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("nonsense\n")
     taken = socket.create_server(("127.0.0.1", 0))

@@ -49,6 +49,25 @@ def make_usable(path: Path) -> None:
         ) from error
 
 
+def holder_of(path: Path) -> str:
+    """What the process that has the tier in a directory says of itself; empty if there is none."""
+    try:
+        lock = os.open(path / "lock", os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return ""
+    except BlockingIOError:
+        return _said_in(lock)
+    finally:
+        os.close(lock)
+
+
+def _said_in(lock: int) -> str:
+    return os.pread(lock, 200, 0).decode(errors="replace").strip() or "unknown"
+
+
 class SegmentDirectory:
     """Holds the lock from construction to `close`.
 
@@ -85,9 +104,9 @@ class SegmentDirectory:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.pread(self._lock, 200, 0).decode(errors="replace").strip() or "unknown"
             raise DirectoryBusy(
-                f"{self.path} is in use ({holder})", "give each tier a directory of its own, or stop the other process"
+                f"{self.path} is in use ({_said_in(self._lock)})",
+                "give each tier a directory of its own, or stop the other process",
             ) from None
 
     def _next_epoch(self) -> int:
