@@ -30,7 +30,7 @@ def with_l3(specs: Sequence[PoolSpec], directory: str, cap_bytes: int) -> tuple[
     """
     deep = [spec for spec in specs if spec.l2_pages]
     if not deep:
-        raise BadSsdConfig("an SSD tier needs a pool with an L2", "give a pool l2_pages")
+        raise BadSsdConfig("an SSD tier needs a pool with an L2", "give a pool l2_pages, an engine role l2_tokens")
     share = cap_bytes // len(deep)
     full = []
     for spec in specs:

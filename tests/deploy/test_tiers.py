@@ -6,12 +6,13 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from omni_flow import Graph, alaunch, launch
+from omni_flow import Graph, launch
 from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.identity import PageHash
 from omni_flow.data.messages import L3
@@ -124,7 +125,7 @@ def test_half_of_an_ssd_tier_is_refused(tmp_path: Path) -> None:
         ("file/ssd", SSD_BYTES, 32, r"file/ssd/deep\.0 can't be used: Not a directory; name one"),
         ("/proc/nowhere", SSD_BYTES, 32, r"/proc/nowhere/deep\.0 can't be used"),
         ("ssd", 1 << 20, 32, "a cap of 1048576 bytes holds .* raise the cap to"),
-        ("ssd", SSD_BYTES, 0, "needs a pool with an L2"),
+        ("ssd", SSD_BYTES, 0, "needs a pool with an L2; .* an engine role l2_tokens"),
     ],
 )
 def test_an_ssd_tier_that_cannot_be_is_refused_before_anything_starts(
@@ -216,17 +217,16 @@ def test_what_is_on_the_disk_is_found_by_the_next_deployment_at_each_of_its_mana
 def test_a_deployment_whose_place_on_the_disk_is_taken_says_so_and_has_it_when_it_is_free(tmp_path: Path) -> None:
     async def body() -> None:
         events = Events()
-        async with deployed(graph(), memory=ssd(tmp_path / "ssd")) as first:
-            with client_of(first) as client:
-                pid = (await until_up(client))["ssd mover"]
-            second = alaunch(graph(), on_event=events, memory=ssd(tmp_path / "ssd"))
-            await second.start()
-            assert f"pid {pid}" in await events.until(f"{tmp_path}/ssd/deep.0/kv is in use")
-            assert (await (await second.submit(x=1)).result())["y"] == 2
+        async with AsyncExitStack() as after:
+            async with deployed(graph(), memory=ssd(tmp_path / "ssd")) as first:
+                with client_of(first) as client:
+                    pid = (await until_up(client))["ssd mover"]
+                second = await after.enter_async_context(deployed(graph(), events, memory=ssd(tmp_path / "ssd")))
+                assert f"pid {pid}" in await events.until(f"{tmp_path}/ssd/deep.0/kv is in use")
+                assert (await (await second.submit(x=1)).result())["y"] == 2
+                with client_of(second) as client:
+                    assert not client.stats()["pool_l3_on/kv"]
             with client_of(second) as client:
-                assert not client.stats()["pool_l3_on/kv"]
-        with client_of(second) as client:
-            await until_up(client)
-        await second.close()
+                await until_up(client)
 
     asyncio.run(body())
