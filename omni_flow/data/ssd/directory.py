@@ -55,6 +55,8 @@ def holder_of(path: Path) -> str:
         lock = os.open(path / "lock", os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         return ""
+    except PermissionError:
+        return "it is another user's"
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return ""
