@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from omni_flow.compute.prefix import (
     History,
     HistoryDiffers,
+    MatchRule,
     PageChain,
     anywhere,
     before,
@@ -71,8 +74,41 @@ def build(rng: random.Random, base: Conversation, at: int, length: int) -> Conve
     return replace(base, ids=tuple(ids), pictures=tuple(pictures))
 
 
-def mutate(rng: random.Random, known: list[Conversation]) -> Conversation:
-    kind = rng.choice(("new", "repeat", "change", "extend", "append", "branch", "tenant", "weights"))
+def history_of(conversation: Conversation) -> History:
+    history = History(conversation.root, PAGE)
+    history.extend(conversation.ids, conversation.media)
+    return history
+
+
+def cut(rng: random.Random, base: Conversation, meant: Conversation, count: Counter[bool]) -> Conversation:
+    """What a server makes of a client that goes on from an offset in `meant`, which the server has as `base`: `count`
+    says how often it had to take it."""
+    offset = rng.randrange(len(meant.ids) + 1)
+    inside = any(span.start < offset < span.start + span.length for span in base.media)
+    right = meant.content()[: offset + 1] == base.content()[: offset + 1] and not inside
+    count[right] += 1
+    server, more = history_of(base), build(rng, replace(base, ids=(), pictures=()), 0, rng.randrange(1, 12))
+    expected = base
+    server.hash_at(len(server.ids))  # so that it has keys beyond the cut
+    try:
+        server.cut(offset, history_of(meant).hash_at(offset))
+    except HistoryDiffers:
+        assert not right
+    else:
+        assert right
+        server.extend(more.ids, more.media)
+        pictures = [
+            *(one for one in base.pictures if one[0] < offset),
+            *((offset + at, one) for at, one in more.pictures),
+        ]
+        expected = replace(base, ids=base.ids[:offset] + more.ids, pictures=tuple(pictures))
+    assert (server.ids, server.media) == (list(expected.ids), expected.media)
+    assert server.hash_at(len(server.ids)) == history_of(expected).hash_at(len(server.ids))
+    return expected
+
+
+def mutate(rng: random.Random, known: list[Conversation], cuts: Counter[bool]) -> Conversation:
+    kind = rng.choice(("new", "repeat", "change", "extend", "append", "branch", "tenant", "weights", "cut"))
     base = rng.choice(known) if known else Conversation(())
     size = len(base.ids)
     if not 0 < size < 60:
@@ -87,21 +123,42 @@ def mutate(rng: random.Random, known: list[Conversation]) -> Conversation:
         return build(rng, base, size, 1 if kind == "append" else rng.randrange(1, 12))
     if kind == "branch":
         return build(rng, base, rng.randrange(size + 1), rng.randrange(1, 16))
+    if kind == "cut":
+        return cut(rng, base, rng.choice((base, rng.choice(known))), cuts)
     if kind == "tenant":
         return replace(base, tenant=rng.randrange(3))
     return replace(base, weights=rng.randrange(3))
 
 
+def may_end(content: Sequence[object], at: int, whole_pictures: bool, never: int | None) -> bool:
+    """Whether a match may end at this position: not between rows of a picture, not behind a row of picture `never`."""
+    inside = isinstance(row := content[at + 1], tuple) and row[1] > 0
+    return not (whole_pictures and inside) and not any(
+        isinstance(row, tuple) and row[0] == never for row in content[1 : at + 1]
+    )
+
+
+RULES: list[tuple[MatchRule, bool, int | None]] = [
+    (anywhere, False, None),
+    (not_inside_media, True, None),
+    (before([PICTURES[0][0]]), False, 0),
+    (both(not_inside_media, before([PICTURES[0][0]])), True, 0),
+]
+"""Rules, and what each says: whether pictures are matched whole, and which one never."""
+
+
 def test_a_hundred_thousand_conversations_hit_exactly_what_was_computed_before_and_never_anything_else() -> None:
     rng = random.Random(20_17)
-    wrong, hits, total = 0, 0, 0
-    for _ in range(100):
+    wrong, hits, total, cuts = 0, 0, 0, Counter[bool]()
+    shortened = [0] * len(RULES)
+    for number in range(100):
+        rule, *allows = RULES[number % len(RULES)]
         book = PageBook(LocalPages(100_000))
         meaning: dict[int, tuple[object, ...]] = {}  # page → the whole prefix it was computed for
         computed: set[tuple[object, ...]] = set()
         known: list[Conversation] = []
         for _ in range(1000):
-            conversation = mutate(rng, known)
+            conversation = mutate(rng, known, cuts)
             known.append(conversation)
             if len(known) > 50:
                 known.pop(rng.randrange(50))
@@ -109,13 +166,19 @@ def test_a_hundred_thousand_conversations_hit_exactly_what_was_computed_before_a
             chain = PageChain(conversation.root, conversation.media)
             limit = len(conversation.ids) - 1
             node = book.match(chain.upto(conversation.ids, limit, PAGE))
-            expected = 0
-            while expected + PAGE <= limit and content[: expected + PAGE + 1] in computed:
-                expected += PAGE
+            there = 0
+            while there + PAGE <= limit and content[: there + PAGE + 1] in computed:
+                there += PAGE
+            wrong += node.depth * PAGE != there
+            end = match_end(there, chain.media, PAGE, rule)
+            expected = next(at for at in range(there, -1, -PAGE) if at == 0 or may_end(content, at, *allows))
+            wrong += end != expected
+            shortened[number % len(RULES)] += end < there
+            while node.parent is not None and node.depth * PAGE > end:
+                node = node.parent
             pages = node.chain()
-            wrong += node.depth * PAGE != expected
             wrong += any(meaning[page] != content[: (at + 1) * PAGE + 1] for at, page in enumerate(pages))
-            hits += expected
+            hits += end
             total += len(conversation.ids)
             full = len(conversation.ids) // PAGE
             own = book.take(full - node.depth)
@@ -124,9 +187,14 @@ def test_a_hundred_thousand_conversations_hit_exactly_what_was_computed_before_a
             keys = chain.upto(conversation.ids, len(conversation.ids), PAGE)[node.depth :]
             (sealed,) = book.seal(Part(node, keys, own))()
             wrong += sealed.node.depth != full
-            computed.update(content[: at * PAGE + 1] for at in range(1, full + 1))
+            made = [content[: at * PAGE + 1] for at in range(node.depth + 1, full + 1)]
+            wrong += len(sealed.replaced) != sum(one in computed for one in made)  # they stay as others have them
+            computed.update(made)
     assert wrong == 0
-    assert hits > total // 3
+    assert hits > total // 4
+    assert shortened[0] == 0
+    assert min(shortened[1:]) > 500
+    assert min(cuts.values()) > 2000
 
 
 def test_a_match_never_ends_inside_a_picture_where_the_model_forbids_it() -> None:
