@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,16 +29,36 @@ def imports(tree: ast.AST, package: str) -> Iterator[str]:
         yield from imports(node, package)
 
 
-@pytest.mark.parametrize("layer", ["control", "data"])
-def test_control_and_data_know_neither_each_other_nor_what_lies_above_only_refs(layer: str) -> None:
-    found = []
-    for file in sorted((PACKAGE / layer).rglob("*.py")):
+def imports_of(layer: str) -> Iterator[tuple[str, str]]:
+    """(file, module) for everything that a package or module of ours imports from outside itself."""
+    where = PACKAGE / layer
+    for file in sorted(where.rglob("*.py")) if where.is_dir() else [where]:
         package = ".".join(("omni_flow", *file.parent.relative_to(PACKAGE).parts))
         for name in imports(ast.parse(file.read_text()), package):
             parts = name.split(".")
-            if parts[0] == "omni_flow" and parts[1:2] not in ([layer], ["refs"]):
-                found.append(f"{file.relative_to(PACKAGE)} imports {name}")
-    assert found == []
+            if parts[0] == "omni_flow" and parts[1:2] != [layer]:
+                yield str(file.relative_to(PACKAGE)), name
+
+
+@pytest.mark.parametrize("layer", ["control", "data"])
+def test_control_and_data_know_neither_each_other_nor_what_lies_above_only_refs(layer: str) -> None:
+    assert [(file, name) for file, name in imports_of(layer) if name.split(".")[1:2] != ["refs"]] == []
+
+
+def test_every_package_depends_on_what_the_map_says() -> None:
+    text = (PACKAGE.parent / "docs" / "README.md").read_text()
+    rows = re.findall(r"^\| `omni_flow/([\w.]+)/?` \|[^|]*\|([^|]*)\|", text, re.MULTILINE)
+    names = {row for row, _ in rows}
+    assert names >= {path.name for path in PACKAGE.iterdir() if any(path.glob("*.py"))}
+    said = {row: names & set(re.findall(r"`([\w.]+)", cell)) for row, cell in rows if cell.strip() != "all"}
+    said.pop("__init__.py")  # it imports a name's home when somebody asks for the name
+    found = {row: {name.split(".")[1] for _, name in imports_of(row) if "." in name} - {"refs"} for row in said}
+    assert found == said
+
+
+def test_of_compute_the_engine_process_alone_knows_that_there_are_models() -> None:
+    knows = {(file, name) for file, name in imports_of("compute") if name.split(".")[1:2] == ["models"]}
+    assert knows == {("compute/sglang/worker.py", f"omni_flow.models.families{what}") for what in ("", ".family_of")}
 
 
 @pytest.mark.parametrize("layer", ["control", "data"])
