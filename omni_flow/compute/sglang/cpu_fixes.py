@@ -5,8 +5,12 @@ Each fix names the failure it mends.
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
+
+ATTENTION: Final = "torch_native"
+HANDLERS: Final = "sglang.srt.models.deepseek_common.attention_backend_handler.AttentionBackendRegistry"
 
 
 def rope(
@@ -97,13 +101,18 @@ def hooks() -> list[tuple[str, str, Callable[..., Any]]]:
     ]
 
 
-def register() -> None:
-    """Attention backend, and the absorbed path of MLA for it (the default would choose MHA for a prefill)."""
-    from sglang.srt.layers.attention.attention_registry import register_attention_backend
-    from sglang.srt.models.deepseek_common.attention_backend_handler import AttentionBackendRegistry
+def absorbed(_attention: Any, _batch: Any) -> Any:
+    """The path of MLA over our attention: absorbed, where SGLang's default would choose MHA for a prefill."""
     from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods import AttnForwardMethod
+
+    return AttnForwardMethod.MLA
+
+
+def register() -> None:
+    """Attention backend, and the path of MLA for it."""
+    from sglang.srt.layers.attention.attention_registry import register_attention_backend
 
     from omni_flow.compute.sglang.attention import make_backend
 
-    register_attention_backend("torch_native")(make_backend)
-    AttentionBackendRegistry.register("torch_native", lambda _attention, _batch: AttnForwardMethod.MLA)
+    register_attention_backend(ATTENTION)(make_backend)
+    pkgutil.resolve_name(HANDLERS).register(ATTENTION, absorbed)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
@@ -28,6 +29,7 @@ VERSION: Final = "0.5.17"
 OUTPUT: Final = "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer"
 SAMPLER: Final = "pytorch"
 PREFILL_GRAPHS: Final = "DeepseekV2ForCausalLM"
+PREFILL_MODELS: Final = "sglang.srt.configs.model_config.mla_breakable_cuda_graph_supported_model_archs"
 
 
 def hooks() -> list[tuple[str, str, Callable[..., Any]]]:
@@ -89,19 +91,21 @@ def register() -> None:
 def allow_prefill_graphs() -> None:
     """Let DeepSeek-V2 replay captured prefills over a cached prefix. SGLang lists the models that keep to absorbed
     attention while a prefill is captured; over its triton attention DeepSeek-V2 does and is not on the list."""
-    from sglang.srt.configs import model_config
-
-    listed = model_config.mla_breakable_cuda_graph_supported_model_archs
+    listed = pkgutil.resolve_name(PREFILL_MODELS)
     if PREFILL_GRAPHS not in listed:
         listed.append(PREFILL_GRAPHS)
 
 
-def in_force(target: str, function: Callable[..., Any]) -> bool:
-    """Whether what SGLang finds under `target` now is `function`, or a wrapper that calls it."""
-    try:
-        found = pkgutil.resolve_name(target)
-    except (ImportError, AttributeError):
-        return False
+def entries() -> list[tuple[str, Callable[[Any], bool]]]:
+    """What `register` enters in tables of SGLang beside hooks, where no part that has started would show that it is
+    missing: (target, whether it is there)."""
+    if takeover.current().cpu:
+        return [(cpu_fixes.HANDLERS, lambda table: table.get_handler(cpu_fixes.ATTENTION) is cpu_fixes.absorbed)]
+    return [(PREFILL_MODELS, lambda listed: PREFILL_GRAPHS in listed)]
+
+
+def leads_to(found: Any, function: Callable[..., Any]) -> bool:
+    """Whether `found` is `function`, or a wrapper that calls it."""
     while found is not None:
         cells = getattr(found, "__closure__", None) or ()
         if found is function or any(cell.cell_contents is function for cell in cells):
@@ -110,13 +114,24 @@ def in_force(target: str, function: Callable[..., Any]) -> bool:
     return False
 
 
+def in_force(target: str, holds: Callable[[Any], bool]) -> bool:
+    """Whether SGLang has something under `target`, and `holds` is true of it."""
+    try:
+        found = pkgutil.resolve_name(target)
+    except (ImportError, AttributeError):
+        return False
+    return holds(found)
+
+
 def verify_hooks() -> None:
-    """See that every hook is in force; SGLang itself only logs what it could not put in.
+    """See that every hook and entry is in force; SGLang itself only logs what it could not put in.
 
     Raises:
         HookFailed: names those that are not.
     """
-    missing = sorted(target for target, _, function in hooks() if not in_force(target, function))
+    wanted = entries()
+    wanted += [(target, partial(leads_to, function=function)) for target, _, function in hooks()]
+    missing = sorted(target for target, holds in wanted if not in_force(target, holds))
     if missing:
         raise HookFailed(f"SGLang did not take these hooks: {', '.join(missing)}", f"is this sglang {VERSION}?")
 
@@ -138,7 +153,10 @@ def verify(scheduler: Any) -> None:
     for name, (thing, kind) in found.items():
         if type(thing).__name__ != kind:
             raise HookFailed(f"SGLang's {name} is {type(thing).__name__}, not {kind}", "see omni-flow doctor")
-    arena = takeover.current().arena
+    mine = takeover.current()
+    if mine.step_hook and mine.steps is None:
+        raise HookFailed(f"SGLang has not made the step hook {mine.step_hook}", "see omni-flow doctor")
+    arena = mine.arena
     if arena is not None:
         pool = runner.token_to_kv_pool
         first = (pool.kv_buffer if hasattr(pool, "kv_buffer") else pool.k_buffer)[0]
