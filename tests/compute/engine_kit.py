@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
-from collections.abc import Coroutine
+import os
+import signal
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -14,6 +17,7 @@ import numpy.typing as npt
 from omni_flow.compute.engine import EndEvent, Engine, Request, TokenEvent, Tokens
 from omni_flow.compute.sampling import Sampling
 from omni_flow.compute.sglang.kernel import SGLangEngine
+from omni_flow.data.client import MemoryManagerClient
 
 GOLDENS = Path(__file__).parent.parent / "goldens"
 T = TypeVar("T")
@@ -59,9 +63,45 @@ async def answer(engine: Engine, request: Request) -> Answer:
     return Answer([event.token for event in tokens], end, tokens)
 
 
+def check_answer(got: Answer, tokens: list[int], logits: npt.NDArray[np.float32]) -> None:
+    """The answer has these tokens, and their logits within 1e-4."""
+    assert got.tokens == tokens
+    np.testing.assert_allclose(got.logits, logits, rtol=1e-4, atol=1e-4)
+
+
 def greedy(prompt: list[int], count: int, **more: Any) -> Request:
     """A request for `count` tokens, most likely ones, whatever the model's end token."""
     return Request(spans=[Tokens(prompt)], sampling=Sampling(max_tokens=count, ignore_eos=True), **more)
+
+
+@contextlib.contextmanager
+def stopped(*pids: int) -> Iterator[None]:
+    """These processes stand still meanwhile."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+def mover(client: MemoryManagerClient, name: str) -> int:
+    """Process id of a mover of a memory manager."""
+    return next(int(row["pid"]) for row in client.inspect() if row["name"] == name)
+
+
+async def beside(engine: Engine, request: Request) -> asyncio.Task[Answer]:
+    """Ask for what has to be loaded while nothing can be, and have another request run from its beginning to its end;
+    the first still waits then."""
+    waiting = asyncio.create_task(answer(engine, request))
+    while not (await engine.stats())["loading"]:
+        assert not waiting.done()
+    other = await answer(engine, greedy([7, 5, 3], 8))
+    assert len(other.tokens) == 8
+    assert (await engine.stats())["loading"] == 1
+    assert not waiting.done()
+    return waiting
 
 
 def golden(model: str) -> dict[str, npt.NDArray[Any]]:
