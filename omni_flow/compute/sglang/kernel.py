@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import TracebackType
-from typing import IO
+from typing import IO, ClassVar
 
 import msgspec
 import numpy as np
@@ -112,6 +112,9 @@ class SGLangEngine:
         self._died: ComputeError | None = None
         self.ready: Ready
 
+    program: ClassVar[str] = "omni_flow.compute.sglang.worker"
+    """The module that is run as the engine process."""
+
     @property
     def pid(self) -> int:
         """Process id of the engine process."""
@@ -168,7 +171,7 @@ class SGLangEngine:
         command = [
             sys.executable,
             "-m",
-            "omni_flow.compute.sglang.worker",
+            self.program,
             str(theirs.fileno()),
             str(rows.fd),
             msgspec.json.encode(self.config).decode(),
