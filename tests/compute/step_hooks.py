@@ -1,10 +1,12 @@
-"""Step hooks for tests: two codebooks with heads of their own, and text again after a number of steps; and one that
-breaks."""
+"""Step hooks for tests: two codebooks with heads of their own, and text again after a number of steps; one that breaks;
+and one by which a test stops the engine in the middle of a prefill."""
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -93,3 +95,22 @@ class Breaks(Codes):
         if "emitted" in wanted:
             emitted = ["text"] * len(rows)
         return StepResult(tokens[:-1] if "tokens" in wanted else tokens, None, None, emitted)
+
+
+GATE = "OMNI_FLOW_TEST_GATE"
+"""Environment variable with the path of a pipe."""
+GATED = range(32, 64)
+"""Positions of the forward that stops where the pipe is there, until it was opened for writing and closed."""
+
+
+class Gate(Codes):
+    """`Codes`, and a model that waits in one chunk of a prompt."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self.pipe = Path(os.environ[GATE])
+        model.model.register_forward_pre_hook(self.wait)
+
+    def wait(self, _module: Any, given: tuple[Any, ...]) -> None:
+        if given[1].tolist() == list(GATED) and self.pipe.is_fifo():
+            self.pipe.read_bytes()

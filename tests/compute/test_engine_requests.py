@@ -289,41 +289,6 @@ def test_bad_words_and_bias_reach_the_engine(serving: Serving) -> None:
     serving.run(run())
 
 
-def test_cancelling_in_every_state_gives_all_pages_back(serving: Serving) -> None:
-    async def cancel_after(request: Request, tokens: int) -> None:
-        stream = serving.engine.generate(request)
-        async for event in stream:
-            assert isinstance(event, TokenEvent)
-            tokens -= 1
-            if tokens <= 0:
-                break
-        await stream.aclose()
-
-    async def run() -> None:
-        start = await serving.idle()
-        # decoding
-        await cancel_after(ask(prompt_of(20, 10), max_tokens=500), 3)
-        # in the second of many chunks: cancelled before a token came
-        prefill = asyncio.create_task(cancel_after(ask(prompt_of(500, 11), max_tokens=5), 1))
-        while not (await serving.engine.stats())["held"]:
-            assert not prefill.done()
-        prefill.cancel()
-        # queued: four run, the fifth waits
-        running = [asyncio.create_task(cancel_after(ask(prompt_of(30, 20 + i), max_tokens=400), 30)) for i in range(4)]
-        waiting = asyncio.create_task(cancel_after(ask(prompt_of(30, 30), max_tokens=5), 1))
-        while not (await serving.engine.stats())["waiting"]:
-            assert not waiting.done()
-        waiting.cancel()
-        await asyncio.gather(*running, waiting, prefill, return_exceptions=True)
-        end = await serving.idle()
-        assert end["available"] + end["pinned"] == start["available"] + start["pinned"] == QUOTA
-        assert end["locked"] == 0
-        # and it still answers
-        assert len((await kit.answer(serving.engine, ask(prompt_of(20, 10), max_tokens=4))).tokens) == 4
-
-    serving.run(run())
-
-
 def test_more_than_the_pool_holds_waits_is_retracted_and_is_still_right(serving: Serving, oracle: Any) -> None:
     async def run() -> None:
         prompts = [prompt_of(100, 40 + at) for at in range(6)]
