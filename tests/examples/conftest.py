@@ -1,7 +1,9 @@
-"""Makes the package under `examples/` importable by its own name, as `omni-flow run examples/NAME` does."""
+"""Makes the package under `examples/` importable by its own name, as `omni-flow run examples/NAME` does, and the kit of
+the engine tests."""
 
 import sys
 from pathlib import Path
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-sys.path.insert(0, str(EXAMPLES))
+TESTS = Path(__file__).parents[1]
+EXAMPLES = TESTS.parent / "examples"
+sys.path[:0] = [str(EXAMPLES), str(TESTS / "compute")]

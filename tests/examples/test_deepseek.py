@@ -11,10 +11,12 @@ from typing import Any
 
 import deepseek_v2_disaggregated.graph as disaggregated
 import deepseek_v2_llm_only.graph as llm_only
+import engine_kit
 import pytest
 
 from omni_flow import Graph, launch
 from omni_flow.deploy.errors import LaunchError
+from omni_flow.models.tokenizer import Processor
 from omni_flow.testing import tiny_checkpoint
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -55,24 +57,45 @@ print(pool.l1_pages / len(plan.roles))
     assert "DEEPSEEK_V2_ENGINE: Object contains unknown field `max_tokenz`" in loaded('{"max_tokenz": 1}').stderr
 
 
-def answers(graph: Graph, **replicas: int) -> list[dict[str, Any]]:
-    """What a deployment says to the questions, all at once."""
+def answers(graph: Graph, **replicas: int) -> tuple[list[dict[str, Any]], set[str]]:
+    """What a deployment says to the questions, all at once, and which replicas had a part in it."""
     with launch(graph, replicas=replicas) as app:
-        requests = [app.submit(prompt=question, params=PARAMS) for question in QUESTIONS]
-        return [request.result(timeout=60) for request in requests]
+        requests = [app.submit(prompt=question, params=PARAMS, timeline=True) for question in QUESTIONS]
+        said = [request.result(timeout=120) for request in requests]
+        return said, {span.replica for request in requests for span in request.timeline()}
+
+
+def reused(question: str) -> int:
+    """Tokens of the prompt but for its last, which fill no page of 16."""
+    return len(f"?User: {question}\n\nAssistant:".encode()) // 16 * 16
+
+
+@pytest.mark.timeout(600)
+def test_two_roles_say_what_transformers_says(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("deepseek_v2", tmp_path)
+    processor = Processor(folder)
+    prompt = list(processor.chat([{"role": "user", "content": QUESTIONS[2]}]).ids)
+    tokens, _ = engine_kit.oracle_greedy(engine_kit.oracle(folder), prompt, 12)
+    assert processor.end_id not in tokens
+    pieces = processor.stream()
+    with launch(disaggregated.build(str(folder))) as app:
+        said = app.submit(prompt=QUESTIONS[2], params={"max_tokens": 12}).result(timeout=300)
+    assert "".join(said["text"]) == pieces.add_all(tokens)
+    assert said["reused"] == reused(QUESTIONS[2])
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
-def test_two_roles_say_what_one_role_says_and_the_second_finds_the_kv_of_the_first(tmp_path: Path) -> None:
+@pytest.mark.timeout(600)
+def test_two_roles_of_two_replicas_say_what_one_role_says_and_the_second_finds_the_kv_of_the_first(
+    tmp_path: Path,
+) -> None:
     folder = str(tiny_checkpoint("deepseek_v2", tmp_path))
-    whole = answers(llm_only.build(folder))
-    split = answers(disaggregated.build(folder), prefill=1, decode=2)
+    whole, _ = answers(llm_only.build(folder))
+    split, replicas = answers(disaggregated.build(folder), prefill=2, decode=2)
+    assert len(replicas) == 4
     assert ["".join(one["text"]) for one in split] == ["".join(one["text"]) for one in whole]
     assert any(len("".join(one["text"])) > 10 for one in whole)
-    # the prompt, but for its last tokens, which fill no page of 16
-    prompts = [len(f"?User: {question}\n\nAssistant:".encode()) for question in QUESTIONS]
-    assert [one["reused"] for one in split] == [tokens // 16 * 16 for tokens in prompts]
+    assert [one["reused"] for one in split] == [reused(question) for question in QUESTIONS]
 
 
 @pytest.mark.long
