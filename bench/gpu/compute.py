@@ -5,29 +5,38 @@ of ours (A) and a second one (B) live on the card at once, A and B over one KV p
 alternate between plain and A, with the same flags, each after 10 ms in which the device is idle. The processes of the
 engines that a figure is not of are stopped (SIGSTOP) meanwhile, plain and ours alike (those of pd_* are of A and B): a
 scheduler that looks for work without sleeping, as plain's always does, takes half a core from who shares it, and a
-guest is not told which of its processors do. --others run lets them run, and so do the figures named _beside. Every
-figure is a median; --json prints one object with plain numbers and nothing else; --out keeps every sample. Without
---json the steps of the median first token follow, of 512 new tokens (cold) and where a prompt was found in L1 (l1), in
-L1 but not pinned (pool), in L2 (l2) and in L3 (l3).
+guest is not told which of its processors do. --others run lets them run, and so do the figures named _beside. --json
+prints one object with plain numbers on stdout and nothing else, --out keeps every sample. A step that fails costs its
+own figures alone, is told on stderr, and makes the exit status 1. Without --json the steps of the median first token
+follow, of 512 new tokens (cold) and where a prompt was found in L1 (l1), in L1 but not pinned (pool), in L2 (l2) and in
+L3 (l3).
 
-equal_tokens           share of cold prompts (around and off page borders, 65 to 20,000 tokens) whose 48 greedy tokens
-                       are plain SGLang's; equal_tokens_cached: the same prompts again, now cached;
-                       sglang_self_equal: how many of plain SGLang's own cached answers are its cold ones
+A figure is the median of its samples, one a pair, unless another number of them (with 20 pairs) stands in brackets.
+
+equal_tokens           share of cold prompts (11; around and off page borders, 65 to 20,000 tokens) whose 48 greedy
+                       tokens are plain SGLang's; equal_tokens_cached: the same prompts again, now cached;
+                       sglang_self_equal: share of plain SGLang's own cached answers that are its cold ones
 prefill_N, decode_N    throughput of N prompts of 512 tokens (N new ones; 64 or 256 tokens each), ours over plain;
-                       equal_tokens_N: share of equal answers (a batch that forms otherwise rounds otherwise)
-ttft_l1_ratio          first token of a 32,768-token prompt found whole in L1, over plain SGLang's own radix hit
-tail_extend_ms         first token of a prompt of which all but 64 tokens are cached
+                       decode_tokens_per_s_N: ours; equal_tokens_N: share of equal answers (a batch that forms otherwise
+                       rounds otherwise)
+ttft_l1_ratio          answer of one token to a 32,768-token prompt found whole in L1, over plain SGLang's to its own
+                       radix hit; ttft_l1_ms: ours; recompute_ms: ours to a prompt that is new (3)
+tail_extend_ms         first token of a prompt of which all but 64 tokens are cached; sglang_tail_extend_ms: plain's
 pd_extra_ms, pd_gap_ms A prefills and emits the first token, B goes on: first token against A's own, first to second;
-                       pd_equal_tokens: share of second tokens that A decodes as well; pd_equal_to_own: that A gives for
-                       the prompt that B was given, with as much of it cached
-turns_ratio            first token of turn 10 over turn 1: 512 new prompt tokens and 256 answer tokens a turn
-ttft_l2_ratio, ttft_l3_ratio   first token of a 32,768-token prompt that lies in L2 (in L3 on the disk of --ssd) alone,
-                       over ttft_l1_ms and the time its bytes take at what the tier was measured to give in this run:
-                       a pinned copy to the device; reads past the page cache by four threads. ttft_l2_over_recompute:
-                       the same first token over recompute_ms
-fetch_l2_ms            the pages of such a prompt from L2 to L1, asked of the memory manager by the bench; ttft_pool_ms:
-                       its first token then, when they are in L1 and no engine has pinned them
-second_role_gib        device memory that B took at its start
+                       pd_computed_tokens: how many of the prompt that B was given it computed; pd_equal_tokens: share
+                       of second tokens that A decodes as well; pd_equal_to_own: that A gives for the prompt that B was
+                       given, with as much of it cached
+turns_ratio            first token of turn 10 over turn 1 (5): 512 new prompt tokens and 256 answer tokens a turn;
+                       turns_ratio_recomputed: where none of turn 10 is cached
+ttft_l2_ratio, ttft_l3_ratio   first token of a 32,768-token prompt that lies in L2 (8; in L3 on the disk of --ssd: 3)
+                       alone, over ttft_l1_streamed_ms and the time its bytes take at what the tier was measured to give
+                       in this run: l2_gb_per_s of a pinned copy to the device (7), l3_gb_per_s of reads past the page
+                       cache by four threads (5). ttft_l1_streamed_ms: of one in L1, measured as they are, as a stream
+                       with its timeline (5). ttft_l2_over_recompute: ttft_l2_ms over recompute_ms
+fetch_l2_ms            the pages of such a prompt from L2 to L1, asked of the memory manager by the bench (3);
+                       ttft_pool_ms: its first token then, when they are in L1 and no engine has pinned them (3)
+second_role_gib        device memory that B took at its start (1); second_role_weight_bytes: how many bytes of weights
+                       more the memory manager held then (1), 0 where B maps A's
 
 --tiny runs every step on a CPU with a tiny model, an engine of ours without a memory manager in place of plain SGLang
 and all lengths divided by 64: it shows that the script works, its numbers mean nothing.
@@ -46,10 +55,12 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable
 from importlib.metadata import entry_points, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+from answer import keep_stdout, plain_numbers
 from compute_engines import CONTEXT, PAGE, QUOTA, Plain, PlainEngine
 from compute_figures import TINY, VOCABULARY, Figures
 
@@ -153,13 +164,11 @@ def memory_manager(folder: Path, work: Path, ssd: Path, tiny: bool) -> tuple[Any
     return start(ServerConfig(path=path, pools=(pool,), huge=False, movers=movers)), page_bytes
 
 
-async def measure(options: argparse.Namespace, work: Path, say: Any) -> Figures:
-    """Everything, in the order in which it matters most. A step that fails is told, and the run fails in the end."""
-    from omni_flow.compute.prefix import PageChain
+async def measure(options: argparse.Namespace, work: Path, say: Callable[[str], None], out: TextIO) -> int:
+    """Everything, in the order in which it matters most. Returns the exit status: 1 where something failed, which is
+    told. What there is then is printed all the same, and before the engines end: who stops this run may not wait."""
     from omni_flow.compute.sglang.config import attention_backend
     from omni_flow.compute.sglang.kernel import SGLangEngine
-    from omni_flow.compute.sglang.worker import namespace_of
-    from omni_flow.data.client import MemoryManagerClient
 
     flags = FLAGS | PREFILL_GRAPHS[options.prefill_graphs]
     if not options.tiny:
@@ -174,66 +183,102 @@ async def measure(options: argparse.Namespace, work: Path, say: Any) -> Figures:
         (folder / "config.json").write_text(json.dumps(CONFIG))
     manager, page_bytes = memory_manager(folder, work, ssd, options.tiny)
     config = engine_config(folder, options, flags, manager=str(work / "memory.sock"), pool="kv")
-    begin = time.perf_counter()
     plain: Plain | PlainEngine
     if options.tiny:
         plain = PlainEngine(engine_config(folder, options, flags))
     else:
         plain = Plain(str(folder), flags)
     a, b = SGLangEngine(config), SGLangEngine(config)
-    figures = None
+    figures = Figures(plain, a, b, options)
     try:
-        await a.start()
-        say(f"A up after {time.perf_counter() - begin:.0f} s, {used_gib(options.tiny):.1f} GiB")
-        await plain.start()
-        before = used_gib(options.tiny)
-        say(f"plain up after {time.perf_counter() - begin:.0f} s, {before:.1f} GiB")
-        await b.start()
-        figures = Figures(plain, a, b, options)
-        figures.out["second_role_gib"] = used_gib(options.tiny) - before
-        say(f"B up after {time.perf_counter() - begin:.0f} s, {used_gib(options.tiny):.1f} GiB")
-        root = namespace_of(config).root()
-
-        def keys_of(prompt: list[int]) -> list[Any]:
-            return PageChain(root).upto(prompt, len(prompt) - 1, config.page_size)
-
-        async def tiers() -> None:
-            with MemoryManagerClient(str(work / "memory.sock"), name="bench") as client:
-                await figures.tiers(client, keys_of, page_bytes, ssd)
-
-        steps = {
-            "warm": figures.warm,
-            "equality": figures.equality,
-            "cached": figures.cached,
-            "roles": figures.roles,
-            "1": lambda: figures.throughput(1, 256),
-            "16": lambda: figures.throughput(16, 64),
-            "64": lambda: figures.throughput(64, 64),
-            "turns": figures.turns,
-            "tiers": tiers,
-            "beside": figures.beside,
-        }
-        failed = []
-        for name in options.steps.split(",") if options.steps else steps:
-            if time.perf_counter() - begin > options.seconds:
-                failed.append(name)
-                continue
-            try:
-                await steps[name]()
-            except Exception:
-                failed.append(name)
-                say(f"{name} failed: {traceback.format_exc()}")
-            say(f"{name} done after {time.perf_counter() - begin:.0f} s: {json.dumps(figures.out)}")
-            figures.keep()
-        if failed:
-            raise SystemExit(f"these steps failed, or there was no time for them: {', '.join(failed)}")
-        return figures
+        await run_steps(figures, options, say, config, page_bytes, ssd)
+    except Exception:
+        figures.failed.append("start")
+        say(f"the engines did not start: {traceback.format_exc()}")
     finally:
-        if figures is not None:
-            figures.only("plain", "a", "b")
+        if figures.failed:
+            say(f"these steps failed, or there was no time for them: {', '.join(figures.failed)}")
+        report(figures, options.json, out)
+        figures.only("plain", "a", "b")
         await asyncio.gather(plain.close(), a.close(), b.close(), return_exceptions=True)
         manager.terminate()
         manager.wait(20)
+    return int(bool(figures.failed))
+
+
+async def run_steps(
+    figures: Figures, options: argparse.Namespace, say: Callable[[str], None], config: Any, page_bytes: int, ssd: Path
+) -> None:
+    """Start the engines, and measure. A step that fails is told, and the next one runs.
+
+    Args:
+        config: of the engines of ours.
+        page_bytes: of a KV page.
+        ssd: folder of L3.
+    """
+    from omni_flow.compute.prefix import PageChain
+    from omni_flow.compute.sglang.worker import namespace_of
+    from omni_flow.data.client import MemoryManagerClient
+
+    begin = time.perf_counter()
+    root = namespace_of(config).root()
+
+    def keys_of(prompt: list[int]) -> list[Any]:
+        return PageChain(root).upto(prompt, len(prompt) - 1, config.page_size)
+
+    async def tiers() -> None:
+        with MemoryManagerClient(config.manager, name="bench") as client:
+            await figures.tiers(client, keys_of, page_bytes, ssd)
+
+    await figures.a.start()
+    say(f"A up after {time.perf_counter() - begin:.0f} s, {used_gib(options.tiny):.1f} GiB")
+    await figures.plain.start()
+    before = used_gib(options.tiny)
+    say(f"plain up after {time.perf_counter() - begin:.0f} s, {before:.1f} GiB")
+    with MemoryManagerClient(config.manager, name="bench") as client:
+        held = client.stats()["weight_bytes"]
+        await figures.b.start()
+        loaded = client.stats()["weight_bytes"] - held
+    figures.out["second_role_gib"] = used_gib(options.tiny) - before
+    if loaded or (await figures.b.stats())["weights_mapped"]:  # else they are its own, which nobody counts
+        figures.out["second_role_weight_bytes"] = loaded
+    say(f"B up after {time.perf_counter() - begin:.0f} s, {used_gib(options.tiny):.1f} GiB")
+    steps = {
+        "warm": figures.warm,
+        "equality": figures.equality,
+        "cached": figures.cached,
+        "roles": figures.roles,
+        "1": lambda: figures.throughput(1, 256),
+        "16": lambda: figures.throughput(16, 64),
+        "64": lambda: figures.throughput(64, 64),
+        "turns": figures.turns,
+        "tiers": tiers,
+        "beside": figures.beside,
+    }
+    for name in options.steps.split(",") if options.steps else steps:
+        if time.perf_counter() - begin > options.seconds:
+            figures.failed.append(name)
+            continue
+        try:
+            await steps[name]()
+        except Exception:
+            figures.failed.append(name)
+            say(f"{name} failed: {traceback.format_exc()}")
+        say(f"{name} done after {time.perf_counter() - begin:.0f} s: {json.dumps(figures.out)}")
+        figures.keep()
+
+
+def report(figures: Figures, as_json: bool, out: TextIO) -> None:
+    """Print what was measured."""
+    if as_json:
+        print(plain_numbers(figures.out), file=out, flush=True)
+        return
+    print(f"{platform.platform()}, Python {platform.python_version()}, sglang {version('sglang')}", file=out)
+    for name, value in figures.out.items():
+        print(f"{name:32} {value:.4g}", file=out)
+    if figures.steps:
+        print(figures.table(), file=out)
+    out.flush()
 
 
 def main() -> None:
@@ -255,6 +300,7 @@ def main() -> None:
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
+    out = keep_stdout()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # engines that are stopped would stay
     with tempfile.TemporaryDirectory() as work:
         metadata = Path(work) / "metadata"
@@ -262,15 +308,8 @@ def main() -> None:
         if not options.tiny:
             metadata_folder(metadata)
             os.environ["SGLANG_PLUGINS"] = "omni_bench"
-        figures = asyncio.run(measure(options, Path(work), say))
-    if options.json:
-        print(json.dumps(figures.out))
-        return
-    print(f"{platform.platform()}, Python {platform.python_version()}, sglang {version('sglang')}")
-    for name, value in figures.out.items():
-        print(f"{name:32} {value:.4g}")
-    if figures.steps:
-        print(figures.table())
+        status = asyncio.run(measure(options, Path(work), say, out))
+    sys.exit(status)
 
 
 if __name__ == "__main__":

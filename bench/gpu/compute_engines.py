@@ -155,18 +155,20 @@ def let_run(engine: Any, run: bool) -> None:
 
 async def ours(engine: Any, ids: list[list[int]], count: int) -> tuple[float, list[list[int]]]:
     """The same of an engine of ours, all prompts at once, not streamed either."""
+    began = time.perf_counter()
+    answers = await asyncio.gather(*(answer(engine, prompt, count) for prompt in ids))
+    return time.perf_counter() - began, [tokens for tokens, _ in answers]
+
+
+async def answer(engine: Any, prompt: list[int], count: int) -> tuple[list[int], Any]:
+    """Tokens of one request that is not streamed, and its end event."""
     from omni_flow.compute.engine import Request, TokenEvent, Tokens
     from omni_flow.compute.sampling import Sampling
 
     sampling = Sampling(max_tokens=count, ignore_eos=True)
-
-    async def one(prompt: list[int]) -> list[int]:
-        events = engine.generate(Request(spans=[Tokens(prompt)], sampling=sampling, stream=False))
-        return [event.token async for event in events if isinstance(event, TokenEvent)]
-
-    began = time.perf_counter()
-    tokens = await asyncio.gather(*(one(prompt) for prompt in ids))
-    return time.perf_counter() - began, list(tokens)
+    request = Request(spans=[Tokens(prompt)], sampling=sampling, stream=False)
+    events = [event async for event in engine.generate(request)]
+    return [event.token for event in events if isinstance(event, TokenEvent)], events[-1]
 
 
 async def first_token(engine: Any, prompt: list[int]) -> tuple[float, Any]:
