@@ -20,6 +20,7 @@ WITHOUT_SGLANG = sys.version_info >= (3, 13)
 """SGLang 0.5.17 is for Python 3.11 and 3.12. Where it could be installed its absence is a failure, not an excuse."""
 NEEDS_SGLANG = (
     "cli/test_commands.py::test_doctor_checks_the_versions",
+    "compute/test_docs.py::test_the_example",
     "compute/test_engine_",
     "compute/test_takeover.py",
     "examples/test_deepseek.py",
