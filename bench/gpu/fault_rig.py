@@ -76,7 +76,7 @@ class Size:
         return self.cached // self.page
 
 
-TINY: Final = Size(page=16, chunk=64, quota=32, vocabulary=256, answer=16, long=80)
+TINY: Final = Size(page=16, chunk=64, quota=32, vocabulary=256, answer=16, long=160)
 FULL: Final = Size(page=64, chunk=512, quota=64, vocabulary=8192, answer=32, long=400)
 
 
@@ -289,22 +289,24 @@ class Rig:
     async def settled(self, engine: SGLangEngine) -> tuple[bool, dict[str, int]]:
         """Whether an idle engine holds nothing but pages it has pinned for later, as it and the manager count.
 
-        On a device pages go back to the manager behind an event, so it may count more reserved than the engine."""
+        The engine gives pages back without waiting, so the manager may count them a moment longer. On a device they go
+        back behind an event, so it may count more reserved than the engine."""
         busy = ("running", "waiting", "loading", "held", "locked")
-        until = time.monotonic() + 10
-        counts = dict(await engine.stats())
-        while any(counts[name] for name in busy) and time.monotonic() < until:
+        until = time.monotonic() + 30
+        while True:
             counts = dict(await engine.stats())
-        rows = self.client.inspect()
-        reserved, pinned = next(row["held"]["kv"] for row in rows if row["name"] == f"engine {engine.pid}")
+            rows = self.client.inspect()
+            reserved, pinned = next(row["held"]["kv"] for row in rows if row["name"] == f"engine {engine.pid}")
+            sound = (
+                not any(counts[name] for name in busy)
+                and counts["available"] + counts["pinned"] == counts["quota"] == self.size.quota
+                and pinned == counts["pinned"]
+                and (reserved == counts["leased"] if self.tiny else reserved >= counts["leased"])
+                and not self.client.check()
+            )
+            if sound or time.monotonic() > until:
+                break
         shown = {name: counts[name] for name in (*busy, "pinned", "leased", "available")}
-        sound = (
-            not any(counts[name] for name in busy)
-            and counts["available"] + counts["pinned"] == counts["quota"] == self.size.quota
-            and pinned == counts["pinned"]
-            and (reserved == counts["leased"] if self.tiny else reserved >= counts["leased"])
-            and not self.client.check()
-        )
         return sound, shown | {"manager_reserved": reserved, "manager_pinned": pinned}
 
     def mover(self, name: str) -> int:

@@ -61,7 +61,7 @@ async def killed_engine(rig: Rig, checks: Checks) -> None:
     await beside.reached(1)
     broken = [rig.ask(rig.b, rig.prompt(size.chunk + TAIL), size.long) for _ in range(2)]
     await asyncio.gather(*(course.reached(3) for course in broken))
-    victim, weights = rig.b.pid, client.stats()["weight_bytes"]
+    victim, weights, so_far = rig.b.pid, client.stats()["weight_bytes"], len(beside.tokens)
     os.kill(victim, signal.SIGKILL)
     gone = await rig.until(
         lambda: (
@@ -76,7 +76,6 @@ async def killed_engine(rig: Rig, checks: Checks) -> None:
     errors = [await course.error() for course in broken]
     typed = all(isinstance(error, EngineDied) for error in errors)
     checks.check("killed engine: its requests fail typed", typed, errors=failures(errors))
-    so_far = len(beside.tokens)
     right = (await beside).tokens == expected and so_far < size.long
     checks.check("killed engine: the other's tokens stay right", right, tokens_so_far=so_far, of=size.long)
     sound, counts = await rig.settled(rig.a)
