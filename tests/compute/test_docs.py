@@ -59,7 +59,8 @@ def test_scripts_have_the_flags_they_are_shown_with() -> None:
 
 @pytest.mark.timeout(600)
 def test_the_example_prints_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    example, whole_graph = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    compile(whole_graph, "compute.md", "exec")  # tests/examples/test_deepseek_tiers.py runs one
     assert "path/to/checkpoint" in example
     model = str(tiny_checkpoint("deepseek_v2", tmp_path / "model"))
     code = compile(example.replace("path/to/checkpoint", model), "compute.md", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)

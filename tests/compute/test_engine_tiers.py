@@ -220,17 +220,11 @@ def test_those_whose_pages_load_wait_too_and_more_than_may_are_refused(nodes: No
     async def run() -> None:
         await compute(node, 7)
         push_down(node, keys_of(node.engine, prompt), 0)
-        movers = [node.mover(name) for name in ("ssd mover", "copy mover")]
-        for pid in movers:
-            os.kill(pid, signal.SIGSTOP)
-        try:
+        with node.movers_stopped():
             asked = [asyncio.create_task(kit.answer(node.engine, kit.greedy(prompt, 4))) for _ in range(WAITING + 2)]
             while len(refused := [task for task in asked if task.done()]) < 2:
                 assert (await node.engine.stats())["loading"] <= WAITING
             assert all(isinstance(task.exception(), EngineFull) for task in refused)
-        finally:
-            for pid in movers:
-                os.kill(pid, signal.SIGCONT)
         assert [(await task).tokens for task in asked if task not in refused] == [expected] * WAITING
         node.check(dict(await node.engine.stats()))
 
