@@ -20,9 +20,9 @@ from omni_flow.data.server_config import ServerConfig
 class PoolRig:
     """A manager with L1 and L2, its mover, and a client of it."""
 
-    def __init__(self, folder: Path, **more: Any) -> None:
+    def __init__(self, folder: Path, l1_pages: int = 200, **more: Any) -> None:
         self.path = str(folder / "m.sock")
-        pool = PoolSpec(name="kv", page_bytes=4096, l1_pages=200, l2_pages=200, **more)
+        pool = PoolSpec(name="kv", page_bytes=4096, l1_pages=l1_pages, l2_pages=200, **more)
         self.manager = start(ServerConfig(path=self.path, pools=(pool,), movers=(("copy",),), huge=False))
         self.client = MemoryManagerClient(self.path)
 

@@ -7,19 +7,24 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import engine_kit as kit
 import numpy as np
 import pytest
 import rows_kit
 from engine_kit import Serving
+from step_hooks import GATE, GATED, Gate
 
 from omni_flow.compute.engine import Embeddings, Request, Tokens
-from omni_flow.compute.errors import BadRequest, EngineFailed, PromptTooLong
+from omni_flow.compute.errors import BadRequest, EngineDied, EngineFailed, EngineFull, PromptTooLong
 from omni_flow.compute.sampling import Sampling
 from omni_flow.compute.sglang import kernel
+from omni_flow.compute.sglang.batch_sampling import end_tokens
+from omni_flow.compute.sglang.cache import written
 from omni_flow.compute.sglang.config import EngineConfig
 from omni_flow.compute.sglang.kernel import SGLangEngine
+from omni_flow.compute.sglang.worker import namespace_of
 from omni_flow.data.identity import media_digest
 
 PAGE, QUOTA, HIDDEN = 16, 24, 64
@@ -166,10 +171,82 @@ def test_an_engine_that_hangs_with_unsent_requests_is_closed(tmp_path: Path, mon
         await asyncio.wait((request,), timeout=0.5)
         assert engine._writer.transport.get_write_buffer_size() > 0
         await engine.close()
-        with pytest.raises(kernel.EngineDied):
+        with pytest.raises(EngineDied):
             await request
 
     asyncio.run(run())
+
+
+@pytest.fixture
+def gated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[SGLangEngine, Path]:
+    """An engine that waits at a pipe in the second chunk of a prompt; not started."""
+    rows_kit.tiny_qwen(tmp_path)
+    monkeypatch.setenv(GATE, str(tmp_path / "pipe"))
+    os.mkfifo(tmp_path / "pipe")
+    config = EngineConfig(
+        model=str(tmp_path), page_size=PAGE, max_tokens=QUOTA * PAGE, chunk=len(GATED), extra={"watchdog_timeout": 60.0}
+    )
+    return SGLangEngine(config, step_hook=Gate), tmp_path / "pipe"
+
+
+def test_fixed_rows_do_not_take_what_a_prompt_still_needs_of_which_some_chunks_are_computed(
+    gated: tuple[SGLangEngine, Path],
+) -> None:
+    engine, pipe = gated
+
+    async def run() -> None:
+        async with engine:
+            prompt = prompt_of(5 * len(GATED), 8)
+            prefill = asyncio.create_task(kit.answer(engine, kit.greedy(prompt, 3)))
+            gate = await asyncio.to_thread(pipe.open, "w")
+            sessions = [engine.fixed_rows([Tokens([1])], pages * PAGE) for pages in (QUOTA - 5, 8)]
+            opening = [asyncio.create_task(session.__aenter__()) for session in sessions]
+            await asyncio.sleep(0)
+            gate.close()
+            with pytest.raises(EngineFull, match="pages left"):
+                await opening[0]
+            await opening[1]
+            tokens = (await prefill).tokens
+            await sessions[1].__aexit__(None, None, None)
+            pipe.unlink()
+            assert (await kit.answer(engine, kit.greedy(prompt, 3))).tokens == tokens
+
+    asyncio.run(run())
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_an_engine_that_hangs_in_a_forward_ends_itself_and_not_its_role(gated: tuple[SGLangEngine, Path]) -> None:
+    engine, _ = gated
+
+    async def run() -> None:
+        async with engine:
+            with pytest.raises(EngineDied, match=r"(?s)status -9.*watchdog timeout"):
+                await kit.answer(engine, kit.greedy(prompt_of(5 * len(GATED), 8), 3))
+
+    asyncio.run(run())
+
+
+def test_a_page_in_which_the_last_step_still_writes_is_not_sealed() -> None:
+    """With overlap SGLang counts the token that the step behind the last one writes: 32 here."""
+    request = SimpleNamespace(origin_input_ids=[1] * 30, output_ids=[2, 3])
+    assert written(request) == 31
+    assert written(SimpleNamespace(origin_input_ids=[1] * 30, output_ids=[])) == 30
+
+
+def test_engines_share_pages_only_where_their_further_arguments_make_the_same_kv() -> None:
+    def space(**extra: object) -> object:
+        return namespace_of(EngineConfig(model=str(kit.GOLDENS / "deepseek_v2"), extra=extra))
+
+    assert space(quantization="fp8") == space(quantization="fp8", attention_backend="triton") != space()
+    assert space(json_model_override_args="{}") not in (space(), space(quantization="fp8"))
+    assert space(max_prefill_tokens=100) == space(kv_cache_dtype=None) == space()
+
+
+def test_before_min_tokens_no_end_token_of_the_checkpoint_or_of_its_tokenizer_is_chosen() -> None:
+    tokenizer = SimpleNamespace(eos_token_id=7, additional_stop_token_ids={8})
+    assert end_tokens(SimpleNamespace(eos_token_ids={5}, tokenizer=tokenizer)) == {5, 7, 8}
+    assert end_tokens(SimpleNamespace(eos_token_ids=None, tokenizer=None)) == set()
 
 
 def test_an_engine_that_finds_no_descriptor_says_so_and_may_be_started_later(

@@ -87,6 +87,18 @@ def test_more_requests_than_are_fetched_at_once_come_back_in_their_order(rig: Ri
     assert rig.all_back() == [(name, True) for name in "abcde"]
 
 
+def test_nothing_is_brought_for_a_request_that_was_cancelled_while_it_waited_for_its_turn(rig: Rig) -> None:
+    cancelled = rig.in_l2(10)
+    with rig.mover_stopped():
+        for name in "ab":
+            rig.loader.order(name, rig.in_l2(10))
+        rig.loader.order("c", cancelled, wanted=lambda: False)
+        rig.loader.order("d", rig.in_l2(10))
+        assert rig.loader.waiting == 3
+    assert rig.all_back() == [(name, True) for name in "abd"]
+    assert not any(tier & L1 for tier in rig.client.probe("kv", cancelled).tolist())
+
+
 def test_a_fetch_that_takes_too_long_gives_its_request_back(rig: Rig) -> None:
     loader = rig.loader = Loader(rig.posting, "kv", timeout=0.2)
     with rig.mover_stopped():

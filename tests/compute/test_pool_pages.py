@@ -11,8 +11,10 @@ import pytest
 from pool_rig import PoolRig
 
 from omni_flow.compute.sglang.pagesource import PoolPages
+from omni_flow.data.errors import DataError
 from omni_flow.data.identity import PageHash
 from omni_flow.data.posting_client import PostingClient
+from omni_flow.data.protocol import MAX_BATCH
 
 QUOTA, LEASE = 64, 8
 
@@ -69,3 +71,19 @@ def test_a_lease_takes_what_there_is_where_the_rest_of_its_quota_stays_closed(tm
             source = PoolPages(client, "kv", QUOTA, patience=0.1)
             assert LEASE <= len(source.take(QUOTA, LEASE)) < QUOTA
             assert source.forced == 0
+
+
+def test_more_pages_than_one_message_names_are_leased_together_or_not_at_all(tmp_path: Path) -> None:
+    most = MAX_BATCH + 500
+    rig = PoolRig(tmp_path, l1_pages=most + 1000)
+    with contextlib.closing(rig), PostingClient(rig.path, role="engine", quotas={"kv": most}) as client:
+        source = PoolPages(client, "kv", most, patience=0.1)
+        pages = source.take(most, most)
+        assert len(set(pages)) == most
+        source.give(pages)
+        rig.client.reserve("kv", 2000, least=1)  # all that the engine was not promised
+        with pytest.raises(DataError):
+            source.take(most + 1, most + 1)
+        client.ping()
+        (mine,) = (row for row in client.inspect() if row["role"] == "engine")
+        assert mine["held"].get("kv", [0, 0]) == [0, 0]

@@ -28,7 +28,7 @@ def _row(request: Any, vocabulary: int, device: Any) -> Any:
     if sampling.penalised or any(len(word) > 1 for word in sampling.bad_words):
         # made anew for each prefill: a middle chunk draws a token that is thrown away, a retracted request starts over
         history = History(request.origin_input_ids, request.output_ids, vocabulary, device)
-    ends = sampling.stop_token_ids if sampling.ignore_eos else (*_end_tokens(request), *sampling.stop_token_ids)
+    ends = sampling.stop_token_ids if sampling.ignore_eos else (*end_tokens(request), *sampling.stop_token_ids)
     wants = request.__dict__.get("omni_wants", (False, False))
     return Row(
         sampling,
@@ -43,7 +43,7 @@ def _row(request: Any, vocabulary: int, device: Any) -> Any:
     )
 
 
-def _end_tokens(request: Any) -> set[int]:
+def end_tokens(request: Any) -> set[int]:
     """By which SGLang ends a request: those of the checkpoint, and of its tokenizer."""
     tokenizer = request.tokenizer
     own = () if tokenizer is None else (tokenizer.eos_token_id, *(tokenizer.additional_stop_token_ids or ()))
