@@ -82,7 +82,7 @@ def test_who_waits_for_room_that_fixed_rows_have_is_answered_when_they_are_left(
         async with engine.fixed_rows([Tokens([1])], (QUOTA - 4) * PAGE):
             waiting = asyncio.create_task(kit.answer(engine, kit.greedy(prompt, 5)))
             await until(engine, "waiting", 1)
-        assert (await waiting).tokens == alone
+        assert (await asyncio.wait_for(waiting, 60)).tokens == alone
         assert (await serving.idle())["held"] == 0
 
     serving.run(run())
