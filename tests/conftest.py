@@ -23,14 +23,17 @@ NEEDS_SGLANG = (
     "compute/test_docs.py::test_the_example",
     "compute/test_engine_",
     "compute/test_takeover.py",
-    "examples/test_deepseek.py",
+    "compute/test_docs.py::test_the_example",
+    "examples/test_deepseek",
     "examples/test_deepseek_tiers.py",
     "examples/test_demo_kills.py",
     "examples/test_demo_roles.py::test_all_roles_close",
     "examples/test_demo_talk.py",
     "models/test_engine_role.py::test_a_role_outlives_its_engine",
+    "models/test_engine_role.py::test_an_answer_that_may_be_retried",
     "serve/test_deepseek.py",
     "serve/test_demo.py",
+    "serve/test_engine_faults.py",
     "serve/test_session_kv.py",
 )
 """How the names of tests begin that run an engine or read its package; beside them, those with the fixture `llm`."""

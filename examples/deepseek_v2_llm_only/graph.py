@@ -10,7 +10,7 @@ from omni_flow.control.graph import Graph
 from omni_flow.control.slots import stream
 from omni_flow.control.types import Json, Text
 from omni_flow.models.deepseek_v2.role import DeepseekV2
-from omni_flow.models.engine_settings import engine_settings
+from omni_flow.models.engine_settings import role_settings
 
 
 def build(model: str, **more: Any) -> Graph:
@@ -35,4 +35,4 @@ def build(model: str, **more: Any) -> Graph:
     return graph
 
 
-graph = build(os.environ.get("DEEPSEEK_V2", "DeepSeek-V2-Lite-Chat"), engine=engine_settings("DEEPSEEK_V2_ENGINE"))
+graph = build(os.environ.get("DEEPSEEK_V2", "DeepSeek-V2-Lite-Chat"), **role_settings("DEEPSEEK_V2_ENGINE"))

@@ -12,7 +12,7 @@ from omni_flow.models.chat import ChatModel, ChatTurn
 
 from . import weights
 
-_ENGINE = {"max_tokens": 4096, "max_running": 8}
+_ENGINE = {"device": "cpu", "max_tokens": 4096, "max_running": 8}
 """46 KB of KV a token."""
 
 

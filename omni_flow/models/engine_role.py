@@ -14,7 +14,7 @@ import msgspec
 
 from omni_flow.compute.checkpoint import read_config
 from omni_flow.compute.engine import EndEvent, Event, Request, TokenEvent, Tokens
-from omni_flow.compute.errors import BadRequest, ComputeError, EngineDied, PromptTooLong
+from omni_flow.compute.errors import BadRequest, ComputeError, EngineDied, EngineFull, PromptTooLong
 from omni_flow.compute.kv_layout import kv_layout
 from omni_flow.compute.sampling import Sampling
 from omni_flow.compute.sglang.config import EngineConfig
@@ -220,6 +220,8 @@ class EngineRole:
         deaths, given = 0, list[int]()
         while True:
             engine = await self._engine_but(dead)
+            if dead is None and engine.failure is not None:  # it died before this request came
+                engine = await self._engine_but(engine)
             again = deque(given)
             try:
                 async with aclosing(engine.generate(request)) as events:
@@ -241,6 +243,11 @@ class EngineRole:
                 if deaths > (turn.retries if given else max(turn.retries, 1)):
                     raise
                 dead = engine
+                continue
+            except EngineFull:
+                if not given:
+                    raise
+                await asyncio.sleep(_PAUSE_S[0])  # it had its turn
                 continue
             raise EngineDied(f"the engine ended, and of {len(given)} tokens the next one chose others", "ask again")
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import engine_kit as kit
 import numpy as np
@@ -35,7 +37,7 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     """The model takes far more than the quota; it has no tokenizer."""
     folder = tmp_path_factory.mktemp("model")
     rows_kit.tiny_qwen(folder)
-    config = EngineConfig(model=str(folder), page_size=PAGE, max_tokens=QUOTA * PAGE, max_running=4, max_waiting=1)
+    config = EngineConfig(model=str(folder), page_size=PAGE, max_tokens=QUOTA * PAGE, max_running=4, max_waiting=2)
     engine = SGLangEngine(config)
     with asyncio.Runner() as loop:
         loop.run(engine.start())
@@ -45,6 +47,23 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 def prompt_of(length: int, seed: int) -> list[int]:
     return [int(token) for token in np.random.default_rng(seed).integers(0, 256, length)]
+
+
+@asynccontextmanager
+async def at_once(engine: SGLangEngine, pages: int, *more: Coroutine[Any, Any, Any]) -> AsyncIterator[list[Any]]:
+    """Fixed rows of so many pages and one, which come together with `more` requests: the engine stands still until all
+    are written."""
+    with kit.stopped(engine.pid):
+        begun = [asyncio.create_task(one) for one in more]
+        rows = engine.fixed_rows([Tokens([1])], pages * PAGE)
+        opening = asyncio.create_task(rows.__aenter__())
+        for _ in range(2):
+            await asyncio.sleep(0)
+    await opening
+    try:
+        yield begun
+    finally:
+        await rows.__aexit__(None, None, None)
 
 
 async def until(engine: SGLangEngine, name: str, least: int) -> None:
@@ -92,11 +111,11 @@ def test_a_running_request_whose_room_fixed_rows_take_waits_for_them_and_is_answ
     engine = serving.engine
 
     async def run() -> None:
-        asked = kit.greedy(prompt_of(20, 4), 100)
+        asked = kit.greedy(prompt_of(20, 4), 300)
         alone = (await kit.answer(engine, asked)).tokens
         events = engine.generate(asked)
         tokens = [(await anext(events)).token]
-        async with engine.fixed_rows([Tokens([1])], (QUOTA - 4) * PAGE):
+        async with at_once(engine, 8):
             await until(engine, "waiting", 1)
         tokens += [event.token async for event in events if hasattr(event, "token")]
         assert tokens == alone
@@ -111,16 +130,13 @@ def test_who_goes_back_to_wait_is_not_refused_where_the_queue_is_full(serving: S
     async def run() -> None:
         asked = [kit.greedy(prompt_of(20, seed), 120) for seed in (5, 6)]
         alone = [(await kit.answer(engine, one)).tokens for one in asked]
-        running = []
-        for count, one in enumerate(asked, 1):  # together they were one too many for the queue
-            running.append(asyncio.create_task(kit.answer(engine, one)))
-            await until(engine, "running", count)
-        queued = asyncio.create_task(kit.answer(engine, kit.greedy(prompt_of(300, 7), 1)))
-        await until(engine, "waiting", 1)
-        async with engine.fixed_rows([Tokens([1])], (QUOTA - 8) * PAGE):
-            await until(engine, "waiting", 2)
-        assert [one.tokens for one in await asyncio.gather(*running)] == alone
-        await queued
+        running = [asyncio.create_task(kit.answer(engine, one)) for one in asked]
+        await until(engine, "running", 2)
+        more = [kit.answer(engine, kit.greedy(prompt_of(300, seed), 1)) for seed in (7, 8)]
+        async with at_once(engine, 11, *more) as queued:
+            await until(engine, "waiting", 3)
+        assert [one.tokens for one in await asyncio.wait_for(asyncio.gather(*running), 60)] == alone
+        await asyncio.wait_for(asyncio.gather(*queued), 60)
         assert (await serving.idle())["held"] == 0
 
     serving.run(run())
@@ -201,7 +217,8 @@ def test_fixed_rows_do_not_take_what_a_prompt_still_needs_of_which_some_chunks_a
             gate = await asyncio.to_thread(pipe.open, "w")
             sessions = [engine.fixed_rows([Tokens([1])], pages * PAGE) for pages in (QUOTA - 5, 8)]
             opening = [asyncio.create_task(session.__aenter__()) for session in sessions]
-            await asyncio.sleep(0)
+            for _ in range(2):  # they are written in the turn of the loop behind the next
+                await asyncio.sleep(0)
             gate.close()
             with pytest.raises(EngineFull, match="pages left"):
                 await opening[0]

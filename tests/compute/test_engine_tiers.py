@@ -224,8 +224,13 @@ def test_those_whose_pages_load_wait_too_and_more_than_may_are_refused(nodes: No
             asked = [asyncio.create_task(kit.answer(node.engine, kit.greedy(prompt, 4))) for _ in range(WAITING + 2)]
             while len(refused := [task for task in asked if task.done()]) < 2:
                 assert (await node.engine.stats())["loading"] <= WAITING
+            urgent = asyncio.create_task(kit.answer(node.engine, kit.greedy(prompt, 4, priority=1)))
+            while len(refused := [task for task in asked if task.done()]) < 3:
+                assert (await node.engine.stats())["loading"] <= WAITING + 1  # its pages come all the same
             assert all(isinstance(task.exception(), EngineFull) for task in refused)
-        assert [(await task).tokens for task in asked if task not in refused] == [expected] * WAITING
+            assert not urgent.done()
+        assert [(await task).tokens for task in asked if task not in refused] == [expected] * (WAITING - 1)
+        assert (await urgent).tokens == expected
         node.check(dict(await node.engine.stats()))
 
     nodes.run(run())

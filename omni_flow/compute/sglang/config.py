@@ -98,10 +98,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         self._decide()
         if self.dtype not in DTYPE_BYTES:
             raise BadRequest(f"dtype {self.dtype!r}", f"give one of {', '.join(DTYPE_BYTES)}")
-        if self.page_size < 2 or self.max_tokens % self.page_size or self.max_tokens < self.page_size:
+        if self.page_size < 2 or self.max_tokens % self.page_size or self.max_tokens < 3 * self.page_size:
             raise BadRequest(
                 f"max_tokens {self.max_tokens} with pages of {self.page_size}",
-                "give a page size over 1 and a multiple of it",
+                "give a page size over 1 and a multiple of it, three pages at least",
             )
         if self.max_waiting < 0:
             raise BadRequest(f"max_waiting {self.max_waiting}", "give a number of requests, or 0 for no limit")

@@ -116,12 +116,16 @@ class FixedRows:
         shared = SharedRows(scheduler.inlet.rows, asked.at, asked.rows, self.runner.model_config.hidden_size)
         book.lock(node)
         missing = pages - node.depth
-        wanted = missing + self._promised()
+        promised = self._promised()
+        wanted = missing + promised
         if book.available < wanted:
             book.evict(wanted - book.available)
         if book.available < wanted or scheduler.req_to_token_pool.alloc([request]) is None:
             book.unlock(node)
-            raise EngineFull(f"{missing} pages and a row wanted, {book.available} pages left", "wait for others to end")
+            raise EngineFull(
+                f"{missing} pages and a row wanted, {book.available} pages left, {promised} of them promised to others",
+                "wait for others to end",
+            )
         request.last_node = node
         own_pages(request).extend(book.take(missing))
         request.full_untruncated_fill_ids = request.origin_input_ids
@@ -270,7 +274,9 @@ def wait_for_rows(retracted: tuple[list[Any], float, list[Any]], *_: Any) -> tup
     """After SGLang took requests back: the last of all, which it would end, waits like the others while fixed rows have
     the room."""
     taken_back, ratio, ended = retracted
-    if not current().fixed.sessions:
+    fixed = current().fixed
+    asked = fixed.scheduler.outlet.requests  # one that was cancelled is not among them
+    if not fixed.sessions or any(request.rid not in asked for request in ended):
         return retracted
     for request in ended:
         request.to_finish = None

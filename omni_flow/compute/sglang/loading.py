@@ -80,8 +80,13 @@ class Loader:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for their pages."""
+        """How many requests wait for their pages; those whose pages come although nobody wants them any more, too."""
         return len(self._running) + sum(order.wanted() for order in self._orders)
+
+    @property
+    def requests(self) -> list[Any]:
+        """Those that wait for their pages and are wanted."""
+        return [order.request for order in (*self._running, *self._orders) if order.wanted()]
 
     def order(
         self,

@@ -93,6 +93,7 @@ def scheduler_class() -> type:
         max_queued_requests: int | None
         _chains: dict[str, PageChain]
         _tiers: dict[str, Callable[[], list[int]]]
+        _tried: tuple[object, ...] = ()
 
         def init_ipc_channels(self, port_args: Any) -> None:
             self.outlet = Outlet(self.inlet, lambda: self.tree_cache.settle())
@@ -187,10 +188,19 @@ def scheduler_class() -> type:
             self._tiers.clear()
 
         def get_new_batch_prefill(self, running_batch: Any) -> Any:
-            # SGLang takes this back when somebody ends; where nobody runs, others had the room, as fixed rows may
-            if running_batch.is_empty():
+            # SGLang tries again when somebody who runs ends; where nobody runs, others had the room, as fixed rows may
+            if running_batch.is_empty() and running_batch.batch_is_full and self._room() != self._tried:
                 running_batch.batch_is_full = False
-            return super().get_new_batch_prefill(running_batch)
+            plan = super().get_new_batch_prefill(running_batch)
+            if running_batch.batch_is_full:
+                self._tried = self._room()
+            return plan
+
+        def _room(self) -> tuple[object, ...]:
+            """What decides whether the first of those that wait has room."""
+            book, queue = current().book, self.waiting_queue
+            ends = (queue[0].rid, queue[-1].rid) if queue else ()
+            return book.available + book.idle, self.req_to_token_pool.available_size(), len(queue), ends
 
         def get_next_batch_to_run(self, *arguments: Any, **named: Any) -> Any:
             plan = super().get_next_batch_to_run(*arguments, **named)
@@ -265,18 +275,17 @@ def scheduler_class() -> type:
             """Where as many wait as may, the last of the smallest priority is refused, which may be one of the queue;
             whether it is `req`. Those whose pages are brought wait too. Whoever was sent back to wait is never refused:
             the first part of its answer has gone out."""
-            loader, course = current().loader, self.outlet.courses.get(req.rid)
-            waiting = len(self.waiting_queue) + (loader.waiting if loader is not None else 0)
+            loader, course, limit = current().loader, self.outlet.courses.get(req.rid), self.max_queued_requests
+            waiting = [*self.waiting_queue, *(loader.requests if loader is not None else ())]
             taken_in = req.is_retracted or (course is not None and course.loads)
-            if self.max_queued_requests is None or waiting < self.max_queued_requests or taken_in:
+            if limit is None or len(waiting) < limit or taken_in:
                 return False
-            smaller = [one for one in self.waiting_queue if one.priority < req.priority and not one.is_retracted]
-            last = max(smaller, key=lambda one: (-one.priority, one.time_stats.wait_queue_entry_time), default=req)
-            if last is not req:
+            smaller = [one for one in waiting if one.priority < req.priority and not one.is_retracted]
+            last = max(smaller, key=lambda one: (-one.priority, one.rid), default=req)
+            if last in self.waiting_queue:
                 self.waiting_queue.remove(last)
-            self.outlet.refuse(
-                last.rid, EngineFull(f"{waiting} requests wait, the limit", "try again, or raise max_waiting")
-            )
+            full = EngineFull(f"{len(waiting)} requests wait, the limit is {limit}", "try again, or raise max_waiting")
+            self.outlet.refuse(last.rid, full)
             return last is req
 
         def _load_first(self, req: Any) -> bool:

@@ -53,15 +53,17 @@ def holder_of(path: Path) -> str:
     """What the process that has the tier in a directory says of itself; empty if there is none."""
     try:
         lock = os.open(path / "lock", os.O_RDONLY | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError):
-        return ""
     except PermissionError:
         return "it is another user's"
+    except OSError:
+        return ""
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return ""
     except BlockingIOError:
         return _said_in(lock)
+    except OSError:  # locks are no use there, which whoever opens the tier is told
+        return ""
     finally:
         os.close(lock)
 
