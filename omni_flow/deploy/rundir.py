@@ -64,8 +64,9 @@ def remove(path: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         for entry in os.scandir(path):
             lock = entry.name == _LOCK or _MEMORY_LOCK.fullmatch(entry.name)
-            if lock or stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode):
-                os.unlink(entry.path)
+            with contextlib.suppress(FileNotFoundError):  # its owner ends now, too
+                if lock or stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode):
+                    os.unlink(entry.path)
         try:
             os.rmdir(path)
         except OSError as error:
