@@ -200,7 +200,7 @@ def gated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[SGLangEngine
     monkeypatch.setenv(GATE, str(tmp_path / "pipe"))
     os.mkfifo(tmp_path / "pipe")
     config = EngineConfig(
-        model=str(tmp_path), page_size=PAGE, max_tokens=QUOTA * PAGE, chunk=len(GATED), extra={"watchdog_timeout": 60.0}
+        model=str(tmp_path), page_size=PAGE, max_tokens=QUOTA * PAGE, chunk=len(GATED), extra={"watchdog_timeout": 40.0}
     )
     return SGLangEngine(config, step_hook=Gate), tmp_path / "pipe"
 
