@@ -9,7 +9,7 @@ the first new token. `decode.py` gives that token out at once and asks its own e
 pages by their hashes and computes only the tail that fills no page. Nobody sends KV and nobody knows a partner: any
 replica of the one role goes with any of the other, and a page that was evicted in between is computed again.
 
-Both engines take `DEEPSEEK_V2_ENGINE`, fields of `EngineConfig` as JSON: see `examples/deepseek_v2_llm_only`.
+Both engines take `DEEPSEEK_V2_ENGINE`, as JSON: see `examples/deepseek_v2_llm_only`.
 
 The output `reused` says how many tokens of the prompt the decode role found. A tiny checkpoint does, see
 `examples/deepseek_v2_llm_only`; greedy answers of the two graphs are equal.

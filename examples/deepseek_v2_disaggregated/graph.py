@@ -9,7 +9,7 @@ from typing import Any
 from omni_flow.control.graph import Graph
 from omni_flow.control.slots import stream
 from omni_flow.control.types import Json, Text
-from omni_flow.models.engine_settings import role_settings
+from omni_flow.models.role_settings import role_settings
 
 from .decode import Decode
 from .prefill import Prefill

@@ -10,7 +10,7 @@ from omni_flow.control.graph import Graph
 from omni_flow.control.slots import stream
 from omni_flow.control.types import Json, Text
 from omni_flow.models.deepseek_v2.role import DeepseekV2
-from omni_flow.models.engine_settings import role_settings
+from omni_flow.models.role_settings import role_settings
 
 
 def build(model: str, **more: Any) -> Graph:

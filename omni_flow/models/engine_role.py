@@ -216,12 +216,9 @@ class EngineRole:
         """
         session = "" if turn.session is None else lease_name(turn.session, turn.tenant)
         request = Request(spans=[prompt], sampling=sampling, tenant=turn.tenant.encode(), session=session)
-        dead: SGLangEngine | None = None
         deaths, given = 0, list[int]()
         while True:
-            engine = await self._engine_but(dead)
-            if dead is None and engine.failure is not None:  # it died before this request came
-                engine = await self._engine_but(engine)
+            engine = await self._living()
             again = deque(given)
             try:
                 async with aclosing(engine.generate(request)) as events:
@@ -242,7 +239,7 @@ class EngineRole:
                 deaths += 1
                 if deaths > (turn.retries if given else max(turn.retries, 1)):
                     raise
-                dead = engine
+                await engine.ended()
                 continue
             except EngineFull:
                 if not given:
@@ -267,11 +264,11 @@ class EngineRole:
         """A session is over: its KV is dropped."""
         await self.engine.end_session(lease_name(session, tenant))
 
-    async def _engine_but(self, dead: SGLangEngine | None) -> SGLangEngine:
-        """The engine; if it is `dead`, which has died, a new one. Raises ComputeError if that does not start."""
+    async def _living(self) -> SGLangEngine:
+        """The engine; a new one where it has died. Raises ComputeError if that does not start."""
         async with self._replacing:
-            if self.engine is dead:
-                await dead.close()
+            if self.engine.failure is not None:
+                await self.engine.close()
                 fresh = SGLangEngine(self._config)
                 await fresh.start()
                 self.engine = fresh
@@ -280,10 +277,9 @@ class EngineRole:
     async def _replace_when_dead(self) -> None:
         pause, longest = _PAUSE_S
         while True:
-            engine = self.engine
-            await engine.ended()
+            await self.engine.ended()
             try:
-                await self._engine_but(engine)
+                await self._living()
                 pause = _PAUSE_S[0]
             except ComputeError as error:
                 log.error("a dead engine could not be replaced, and is tried again in %g s: %s", pause, error)

@@ -15,6 +15,7 @@ from omni_flow import alaunch
 from omni_flow.compute.prefix import PageChain
 from omni_flow.compute.sglang.config import EngineConfig
 from omni_flow.compute.sglang.worker import namespace_of
+from omni_flow.control.graph import Graph
 from omni_flow.data.client import MemoryManagerClient
 from omni_flow.data.identity import PageHash
 from omni_flow.data.messages import L2, L3
@@ -89,13 +90,17 @@ def test_a_prompt_whose_kv_was_pushed_out_of_l1_finds_it_in_l2_and_has_the_same_
     asyncio.run(body())
 
 
+def with_disk(folder: Path) -> tuple[Graph, Memory, list[PageHash]]:
+    """A graph whose pages may go down to a disk, the memory of its deployments, and the keys of the prompt."""
+    model = str(tiny_checkpoint("deepseek_v2", folder))
+    graph = build(model, engine={"max_tokens": 1024, "page_size": PAGE}, l2_tokens=1024)
+    return graph, Memory(ssd=str(folder / "ssd"), ssd_bytes=64 << 20), keys_of(model)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_kv_on_the_disk_is_found_by_the_next_deployment_of_the_graph(tmp_path: Path) -> None:
-    folder = str(tiny_checkpoint("deepseek_v2", tmp_path))
-    memory = Memory(ssd=str(tmp_path / "ssd"), ssd_bytes=64 << 20)
-    graph = build(folder, engine={"max_tokens": 1024, "page_size": PAGE}, l2_tokens=1024)
-    keys = keys_of(folder)
+    graph, memory, keys = with_disk(tmp_path)
 
     async def before() -> dict[str, Any]:
         async with alaunch(graph, memory=memory) as app:
@@ -118,10 +123,7 @@ def test_kv_on_the_disk_is_found_by_the_next_deployment_of_the_graph(tmp_path: P
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_kv_on_the_disk_is_found_after_the_memory_manager_was_killed(tmp_path: Path) -> None:
-    folder = str(tiny_checkpoint("deepseek_v2", tmp_path))
-    memory = Memory(ssd=str(tmp_path / "ssd"), ssd_bytes=64 << 20)
-    graph = build(folder, engine={"max_tokens": 1024, "page_size": PAGE}, l2_tokens=1024)
-    keys = keys_of(folder)
+    graph, memory, keys = with_disk(tmp_path)
 
     async def body() -> None:
         up = asyncio.Event()

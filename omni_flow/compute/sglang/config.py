@@ -37,7 +37,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             and SGLang's kernels are installed for it.
         dtype: of weights, activations and KV: `float32`, `bfloat16` or `float16`; `auto`: float32 on a CPU, on a GPU
             that of the checkpoint where it has 16 bits, else bfloat16.
-        max_tokens: tokens of KV this engine may hold at once (its quota), a multiple of `page_size`.
+        max_tokens: tokens of KV this engine may hold at once (its quota), a multiple of `page_size`, three pages
+            at least; the longest prompt has two less.
         page_size: tokens a page, over 1; 0: 64 on a GPU, 16 on a CPU.
         max_running: requests computed at the same time.
         max_waiting: requests that wait beyond that, for their turn or their pages; more are refused. 0: no limit.

@@ -189,12 +189,11 @@ def scheduler_class() -> type:
 
         def get_new_batch_prefill(self, running_batch: Any) -> Any:
             # SGLang tries again when somebody who runs ends; where nobody runs, others had the room, as fixed rows may
-            if running_batch.is_empty() and running_batch.batch_is_full and self._room() != self._tried:
-                running_batch.batch_is_full = False
-            plan = super().get_new_batch_prefill(running_batch)
-            if running_batch.batch_is_full:
-                self._tried = self._room()
-            return plan
+            if running_batch.batch_is_full and running_batch.is_empty():
+                room = self._room()
+                running_batch.batch_is_full = room == self._tried
+                self._tried = room
+            return super().get_new_batch_prefill(running_batch)
 
         def _room(self) -> tuple[object, ...]:
             """What decides whether the first of those that wait has room."""

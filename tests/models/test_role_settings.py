@@ -1,4 +1,4 @@
-"""Settings of an engine that come from the environment."""
+"""Settings of an engine role that come from the environment."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import pytest
 
 from omni_flow.compute.errors import BadRequest
-from omni_flow.models.engine_settings import role_settings
+from omni_flow.models.role_settings import role_settings
 
 
 def test_the_fields_of_the_variable_are_what_a_role_takes(monkeypatch: pytest.MonkeyPatch) -> None:
